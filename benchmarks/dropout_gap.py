@@ -1,12 +1,12 @@
-"""Is a deep post-norm decoder whose validation loss rises diverging? Its losses with dropout and without.
+"""Does a deep post-norm decoder diverge when its validation loss rises? Measure its losses with and without dropout.
 
     HF_DEEPWIDE_DATA=PATH python benchmarks/dropout_gap.py            train, measure, write the report
     HF_DEEPWIDE_DATA=PATH python benchmarks/dropout_gap.py --report   train nothing; report the runs there are
 
-Decoders of 24 layers are trained on Multi30k for a few hundred updates, by the packaged recipes and with variations of
-them. Each checkpoint is measured on the same sentences of the training set twice: with dropout, as in training, and
-without. A model that has diverged has a high loss both times. A finished run is not made again, and an interrupted run
-goes on: give the same command.
+This script trains decoders of 24 layers on Multi30k for a few hundred updates, by packaged recipes and by variations
+of these recipes. Each checkpoint is measured twice on the same sentences of the training set: with dropout, as in
+training, and without. A model that has diverged has a high loss both times. A finished run is not made again, and an
+interrupted run is resumed: give the same command.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from hf_deepwide.training.checkpoints import checkpoints
 ROOT = Path(__file__).parents[1]
 UPDATES, EVERY = 400, 40
 SENTENCES = 200  # of the training set, and of the validation set
-DRAWS = 3  # of dropout's masks
+DRAWS = 3  # dropout masks that a loss is averaged over
 DEEP = "multi30k_en_de_deep_postnorm"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # title to recipe, and keys that differ from it
     "post-norm": (DEEP, {}),
@@ -86,14 +86,14 @@ def mean_loss(
     targets: Sequence[str],
     draws: int,
 ) -> float:
-    """The cross-entropy of the targets, not smoothed, in nats a token.
+    """Return the cross-entropy of the targets in nats per token, without label smoothing.
 
     Args:
         model: the model.
         tokenizer: its tokenizer.
         sources: sentences.
         targets: their translations.
-        draws: how many masks of dropout to average over; 0: without dropout.
+        draws: number of dropout masks that the loss is averaged over; 0 turns dropout off.
     """
     model.train(draws > 0)
     torch.manual_seed(1)
@@ -110,7 +110,7 @@ def mean_loss(
 
 
 def measure(run: Path, texts: dict[str, tuple[list[str], list[str]]]) -> dict[str, Any]:
-    """The losses of each checkpoint of a run, at its update; `texts` are sources and targets of each set."""
+    """Measure the losses of each checkpoint of a run; `texts` holds the sources and targets of each split."""
     tokenizer, rows = load_tokenizer(run), []
     for checkpoint in checkpoints(run):
         model = load_model(AutoModelForSeq2SeqLM, checkpoint)
@@ -126,7 +126,7 @@ def measure(run: Path, texts: dict[str, tuple[list[str], list[str]]]) -> dict[st
 
 
 def step_of(checkpoint: Path) -> int:
-    """The update of a checkpoint."""
+    """The update at which a checkpoint was saved."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -153,7 +153,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """The losses of each variant against updates, a panel a variant."""
+    """Plot the losses of each variant against the updates, with one panel for each variant."""
     figure, panels = new_figure(2, math.ceil(len(VARIANTS) / 2), (3.2, 2.6), sharex=True, sharey=True)
     for axes, (title, losses) in zip(panels.flat, report["systems"].items(), strict=False):
         for (kind, label), style in zip(KINDS.items(), ("C0-", "C1-", "C1--"), strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 from hf_deepwide.durable import write_whole
 
 PICTURE = Path(__file__).parents[1] / "docs" / "families.svg"
-WIDTH, HEIGHT, GROUND = 760, 346, 262  # GROUND: where every stack stands
+WIDTH, HEIGHT, GROUND = 760, 346, 262  # GROUND: the y of the bottom of every stack
 BLOCK, TALL, GAP = 30, 14, 5  # width and height of a block, space between blocks
 COLOURS = {
     "vanilla_transformer": "#6b7280",
@@ -49,7 +49,7 @@ def picture() -> str:
 
 
 def stack(left: int, family: str, layers: list[list[bool]], space: int = GAP) -> list[str]:
-    """Blocks from the ground upwards, one row a layer; False is a block that is left out, drawn as an outline."""
+    """The blocks of a stack, one row for each layer. A block that is False is left out: only its outline is drawn."""
     colour, parts = COLOURS[family], []
     for row, blocks in enumerate(layers):
         for column, used in enumerate(blocks):
@@ -60,7 +60,7 @@ def stack(left: int, family: str, layers: list[list[bool]], space: int = GAP) ->
 
 
 def cells(left: int, layers: int) -> list[str]:
-    """The LSTM beside a stack: one cell a layer on a line upwards."""
+    """The LSTM beside a stack: a vertical line with one cell for each layer."""
     x, colour = left + BLOCK + 14, COLOURS["depthwise_lstm"]
     rows = [GROUND - TALL / 2 - row * (TALL + GAP) for row in range(layers)]
     line = f'<line x1="{x}" y1="{rows[0]:g}" x2="{x}" y2="{rows[-1]:g}" stroke="{colour}" stroke-width="2"/>'
@@ -68,7 +68,7 @@ def cells(left: int, layers: int) -> list[str]:
 
 
 def joints(left: int, layers: int, paths: int) -> list[str]:
-    """A bar over each row of paths, into which all of them lead."""
+    """A bar above each row of paths. All paths of the row lead into the bar."""
     parts, colour = [], COLOURS["multipath_transformer"]
     for row in range(layers):
         bottom = GROUND - TALL - row * (TALL + GAP + 12)
@@ -82,7 +82,7 @@ def joints(left: int, layers: int, paths: int) -> list[str]:
 
 
 def caption(left: int, columns: int, family: str, *lines: str) -> list[str]:
-    """The family's name in its colour, and what it does, below its stack."""
+    """The text below a stack: the family's name in its colour, and `lines` that describe the family."""
     x = left + (columns * (BLOCK + GAP) - GAP) / 2
     name = f'<text x="{x:g}" y="{GROUND + 24}" text-anchor="middle" font-weight="bold" font-size="12"'
     parts = [f'{name} fill="{COLOURS[family]}">{family}</text>']
@@ -94,7 +94,7 @@ def caption(left: int, columns: int, family: str, *lines: str) -> list[str]:
 
 
 def arrow(x1: int, y1: int, x2: int, y2: int) -> str:
-    """An axis with a head."""
+    """An axis with an arrowhead."""
     head = (
         f"{x2 - 4},{y2 + 8} {x2},{y2} {x2 + 4},{y2 + 8}"
         if x1 == x2

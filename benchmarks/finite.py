@@ -1,13 +1,14 @@
-"""Every family under fp16 and bf16 autocast at the papers' sizes: is everything finite, and near to float32?
+"""Check every family under fp16 and bf16 autocast at the papers' sizes: is everything finite, and near to float32?
 
     python benchmarks/finite.py                                          # some minutes
     python benchmarks/finite.py --output benchmarks/results/finite       # and finite.json, finite.md
 
-A batch of a sentence of the greatest length, one of one token, and one that is all padding goes forward and backward
-through one layer of encoder and decoder, with dropout off. What is looked at: the output of every module, the loss and
-the gradient of every parameter, and the loss beside that of float32. `extreme` has attention scores and logits times
-1000, and the loss divided by as much: how large gradients are is left to the scale of the loss, for which fp16 has its
-scaler. `depth` is 24 narrow layers. The tests run a part of it.
+A batch goes forward and backward through one encoder layer and one decoder layer, with dropout off. It has three rows:
+a sentence of the greatest length, a sentence of one token, and a row of padding only. The script checks whether the
+output of every module and the gradient of every parameter are finite. It prints the loss beside the loss in float32.
+`extreme` multiplies attention scores and logits by 1000, and divides the loss by 1000. The division is there because
+the loss scaler of fp16, not this script, takes care of large gradients. `depth` has 24 narrow layers. The tests run a
+part of this script.
 """
 
 import argparse
@@ -36,7 +37,7 @@ EXTREME = 1000
 
 
 def build(family: str, kind: str, attention: str, length: int) -> PreTrainedModel:
-    """The model, as it is drawn at the start of training."""
+    """Build the model with the random weights of the start of training; `extreme` enlarges some of the weights."""
     layers, width, heads, inner = KINDS[kind]
     set_seed(0)
     config = FAMILIES[family].config(
@@ -54,7 +55,7 @@ def build(family: str, kind: str, attention: str, length: int) -> PreTrainedMode
 
 
 def batch_of(length: int) -> dict[str, torch.Tensor]:
-    """The longest sentence, one of one token, and nothing but padding: `[3, length]`, source and target."""
+    """A batch of sources and targets `[3, length]`: the longest sentence, a sentence of one token, only padding."""
     generator = torch.Generator().manual_seed(1)
     source, target = torch.randint(4, VOCABULARY, (2, 3, length), generator=generator)
     mask = torch.zeros_like(source)
@@ -70,8 +71,8 @@ def batch_of(length: int) -> dict[str, torch.Tensor]:
 def run(
     model: PreTrainedModel, batch: dict[str, torch.Tensor], dtype: torch.dtype | None, divisor: int = 1
 ) -> dict[str, Any]:
-    """Forward and backward; the loss, and which modules and gradients are not finite."""
-    torch.manual_seed(2)  # a latent selection is drawn alike in all precisions
+    """Compute forward and backward; return the loss, and the modules and gradients that are not finite."""
+    torch.manual_seed(2)  # all precisions draw the same latent selection
     device = model.device.type
     tokens = batch["labels"].ne(-100).sum() * divisor
     model.zero_grad()
@@ -83,14 +84,14 @@ def run(
 
 
 def trained(model: nn.Module) -> int:
-    """How many parameters got a gradient that is not zero."""
+    """The number of parameter tensors with a gradient that is not zero."""
     return sum(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
 
 
 def compare(
     family: str, kind: str, attention: str, length: int, device: str = "cpu", precisions: Any = tuple(DTYPES)
 ) -> dict[str, dict[str, Any]]:
-    """`run` in float32 and in each low precision."""
+    """Call `run` in float32 and in each low precision."""
     model = build(family, kind, attention, length).to(device)
     batch = {name: tensor.to(device) for name, tensor in batch_of(length).items()}
     divisor = EXTREME if kind == "extreme" else 1
@@ -108,7 +109,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """All families, kinds and attentions."""
+    """Compare all families, kinds and attention implementations, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=1024, help="of the longest sentence, in tokens")
     parser.add_argument("--output", type=Path, help="write the results here, as .json and .md")

@@ -1,12 +1,12 @@
-"""How long a training takes from the command to its first update, at the first start and at the next.
+"""Measure the time from the command to the first update of a training, at the first start and at the second start.
 
     python benchmarks/first_step.py corpus.de.gz corpus.en.gz                                     # a table
     python benchmarks/first_step.py corpus.de.gz corpus.en.gz --output benchmarks/results/first_step
 
-The pairs are made of a small corpus: two of its pairs, drawn at random, and a number. The first start reads the text,
+Each sentence pair is made from two random pairs of a small corpus, and a number. The first start reads the text,
 trains a tokenizer and encodes. The second start is another run that names the tokenizer of the first run, so that the
-encoded pairs are in the cache. Seconds are those of the clock, and of the processor, which other work on the machine
-changes less.
+encoded pairs are in the cache. The report has seconds of the clock and seconds of the processor. Other work on the
+machine changes the seconds of the processor less.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from reports import markdown_table, measured_on, write_report
 from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.runs.yaml_values import to_yaml
 
-HELD_OUT = 100  # pairs to validate on, the first of the training set
+HELD_OUT = 100  # validation pairs: the first pairs of the training set
 STARTS = ("first", "second")
 MODEL = {
     "family": "vanilla_transformer", "d_model": 128, "encoder_layers": 2, "decoder_layers": 2,
@@ -34,7 +34,7 @@ MODEL = {
 
 
 def write_corpus(folder: Path, sides: tuple[list[str], list[str]], pairs: int) -> None:
-    """Write `train.a`, `train.b` and the same of a held-out split."""
+    """Write the training pairs to `train.a` and `train.b`, and validation pairs to `held_out.a` and `held_out.b`."""
     draw = random.Random(1)
     drawn = [
         (draw.randrange(len(sides[0])), draw.randrange(len(sides[0])), draw.randrange(1000)) for _ in range(pairs)
@@ -46,7 +46,7 @@ def write_corpus(folder: Path, sides: tuple[list[str], list[str]], pairs: int) -
 
 
 def start(folder: Path, name: str, tokenizer: dict[str, object]) -> dict[str, float]:
-    """Begin a training, and end it after its first update."""
+    """Train for one update; return the seconds from the command to the log line of this update."""
     places = {"train": "train", "validation": "held_out"}
     training = {
         "output_dir": str(folder / name), "max_steps": 1, "warmup_steps": 0, "logging_steps": 1, "eval_strategy": "no",
@@ -60,21 +60,21 @@ def start(folder: Path, name: str, tokenizer: dict[str, object]) -> dict[str, fl
     path.write_text(to_yaml(recipe), encoding="utf-8")
     command = [sys.executable, "-m", "hf_deepwide.cli", "train", str(path)]
     environment = {**os.environ, "HF_DATASETS_CACHE": str(folder / "cache")}
-    begin, log = time.perf_counter(), []
+    begin, log, found = time.perf_counter(), [], {}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
             log.append(line)
             if line.startswith("step 1 of 1"):
                 spent = psutil.Process(process.pid).cpu_times()
                 found = {"seconds": time.perf_counter() - begin, "processor_seconds": spent.user + spent.system}
-    if process.returncode:
+    if process.returncode or not found:
         raise SystemExit(f"{name}: the training failed:\n{''.join(log[-20:])}")
     return found
 
 
 def table(report: dict) -> str:
     """The report as Markdown."""
-    settings, facts = report["settings"], report if "cores" in report else report["machine"]  # as it was once
+    settings, facts = report["settings"], report if "cores" in report else report["machine"]  # as in older reports
     rows = ((name, *(f"{seconds:.0f}" for seconds in row.values())) for name, row in report["starts"].items())
     return (
         f"{settings['pairs']:,} pairs of {settings['words']:.0f} source words, a vocabulary of "
@@ -83,7 +83,7 @@ def table(report: dict) -> str:
 
 
 def main() -> None:
-    """Make the corpus, start twice, report."""
+    """Make the corpus, start two trainings, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a text file, one sentence a line")
     parser.add_argument("target", type=Path, help="its translation, line by line")

@@ -1,12 +1,13 @@
-"""What it costs to keep few of oneDNN's kernels, and what it saves: memory and time of training in bfloat16 on a CPU.
+"""Measure what smaller caches of oneDNN's kernels save and cost: memory and time of bfloat16 training on a CPU.
 
     python benchmarks/kernel_caches.py                                           # a table
     python benchmarks/kernel_caches.py --output benchmarks/results/kernel_caches # and kernel_caches.json, .md
 
-The vanilla model of the studies (6 + 3 layers, d 128) computes loss and gradients of batches of up to 4,096
-tokens of many shapes, in a process of its own, whose caches are as large as PyTorch and oneDNN have them, or bounded
-as training bounds them (`hf_deepwide.training.memory`). The two take turns; what counts is the median over the rounds
-of the ratio in the same round. Time is the processor's, which other work on the machine changes less.
+The vanilla model of the studies (6 + 3 layers, d 128) computes the loss and gradients of batches of many shapes, with
+up to 4,096 tokens. Each measurement is a process of its own. Its caches have the default size of PyTorch and oneDNN,
+or they are bounded as in training (`hf_deepwide.training.memory`). The two kinds of process take turns. What counts is
+the ratio of their values in the same round, as the median over the rounds. Time is processor time, which other work on
+the machine changes less.
 """
 
 import argparse
@@ -37,7 +38,7 @@ WARM_UP = 10  # steps that are not timed
 
 
 def measure(bounded: bool, steps: int) -> dict[str, float]:
-    """Train in this process: peak memory in MiB, and seconds of the processor for a step."""
+    """Train in this process; return the peak memory in MiB, and the processor seconds of a step."""
     torch.set_num_threads(1)
     keep_memory()
     if bounded:
@@ -60,14 +61,14 @@ def measure(bounded: bool, steps: int) -> dict[str, float]:
 
 
 def in_a_process(caches: str, steps: int) -> dict[str, float]:
-    """What `measure` says in a process that has met no shape before."""
+    """Call `measure` in a new process, which has no kernels in its caches."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("CACHE_CAPACITY")}
     command = [sys.executable, __file__, "--measure", caches, "--steps", str(steps)]
     return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def medians(rounds: list[dict[str, dict[str, float]]], caches: str) -> dict[str, float]:
-    """Over the rounds, of what was measured and of its ratio to the default in the same round."""
+    """The medians over the rounds: of each measured value, and of its ratio to the default's in the same round."""
     found = {}
     for key, ratio in (("peak_mib", "peak_by_default"), ("seconds_per_step", "seconds_by_default")):
         found[key] = statistics.median(each[caches][key] for each in rounds)
@@ -92,7 +93,7 @@ def table(report: dict) -> str:
 
 
 def main() -> None:
-    """Take turns, report."""
+    """Measure both kinds of cache in turns, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="measured steps of each process")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each kind")

@@ -1,11 +1,11 @@
-"""A long run: memory over 2,000 training steps, and how much of a step is waiting for data.
+"""Measure a long run: memory over 2,000 training steps, and the share of step time that is spent waiting for data.
 
     python benchmarks/long_run.py --output benchmarks/results/long_run     # long_run.json and long_run.png
 
-A MAT of one layer, d 64, is trained on the quick start's corpus by our trainer, validated and saved every 500 steps,
-with batches loaded in the training process and by two workers. Resident memory, that of workers included, is read
-every 50 steps; its slope is that of the straight line through the readings after warm-up, in which the largest
-shapes are met. So small a model is the hard case for data loading, as its steps are short.
+Our trainer trains a MAT of one layer, d 64, on the quick start's corpus. It validates and saves every 500 steps. One
+run loads batches in the training process, and another run loads them in two workers. Resident memory, workers
+included, is read every 50 steps. Its slope is the slope of a straight line through the readings after warm-up. The
+largest shapes come in warm-up. So small a model is the hard case for data loading, because its steps are short.
 """
 
 import argparse
@@ -38,7 +38,7 @@ MODEL = {
 
 
 def resident_mib() -> float:
-    """Memory that this process and its children hold, pages that they share counted once (Linux)."""
+    """The memory of this process and its children in MiB; pages that they share count once (Linux)."""
     kib = 0
     for process in ("self", *(str(child.pid) for child in active_children())):
         rollup = Path("/proc", process, "smaps_rollup").read_text(encoding="ascii")
@@ -47,7 +47,7 @@ def resident_mib() -> float:
 
 
 class Readings(TrainerCallback):
-    """Reads resident memory now and then."""
+    """A callback that reads the resident memory every `EVERY` steps."""
 
     def __init__(self) -> None:
         self.mib: dict[int, float] = {}
@@ -55,13 +55,13 @@ class Readings(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """After every `EVERY` steps."""
+        """Read the memory if the number of the step is a multiple of `EVERY`."""
         if state.global_step % EVERY == 0:
             self.mib[state.global_step] = round(resident_mib(), 1)
 
 
 def long_run(steps: int, workers: int, max_tokens: int) -> dict[str, Any]:
-    """Train; the readings, and the log's speed and share of data loading."""
+    """Train; return the memory readings, the seconds per step, and the share of time that data loading takes."""
     with tempfile.TemporaryDirectory() as folder:
         changed = {
             "training.output_dir": folder, "training.max_steps": steps, "training.max_tokens": max_tokens,
@@ -84,7 +84,7 @@ def long_run(steps: int, workers: int, max_tokens: int) -> dict[str, Any]:
 
 
 def in_a_process(threads: int, *settings: int) -> dict[str, Any]:
-    """`long_run`, in a process that has done nothing else."""
+    """Call `long_run` as the first work of a new process."""
     torch.set_num_threads(threads)
     disable_progress_bar()
     keep_memory()
@@ -92,7 +92,7 @@ def in_a_process(threads: int, *settings: int) -> dict[str, Any]:
 
 
 def growth(mib: dict[int, float], warm_up: int) -> dict[str, float]:
-    """Of the straight line through the readings after warm-up: slope, and its rise over all of them by their mean."""
+    """Fit a line to the readings after warm-up; return its slope, and its total rise divided by the mean reading."""
     steps = np.array([step for step in mib if int(step) > warm_up], dtype=float)
     values = np.array([value for step, value in mib.items() if int(step) > warm_up])
     slope, _ = np.polyfit(steps, values, 1)
@@ -101,7 +101,7 @@ def growth(mib: dict[int, float], warm_up: int) -> dict[str, float]:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Memory, and the share of data loading, over the steps."""
+    """Plot the memory, and the share of data loading, over the steps."""
     figure, axes = new_figure(1, 2, (4.2, 2.8))
     for name, run in report["runs"].items():
         for axis, key in zip(axes[0], ("resident_mib", "data_share_by_step"), strict=True):
@@ -128,7 +128,7 @@ def main() -> None:
     runs = {}
     for workers in (0, 2):
         name = f"{workers} workers"
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:  # of its own, with memory of its own
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:  # new, with no memory of another run
             runs[name] = process.submit(in_a_process, args.threads, args.steps, workers, args.max_tokens).result()
         runs[name]["growth"] = growth(runs[name]["resident_mib"], args.warm_up)
         shown = runs[name]["growth"]

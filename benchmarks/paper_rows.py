@@ -1,8 +1,8 @@
-"""The tables of the four papers as data: benchmarks/paper_tables/*.yaml, one file a paper.
+"""The tables of the four papers as data: benchmarks/paper_tables/*.yaml, one file for each paper.
 
-These files hold what the papers print and how a row's model is had from a recipe; nothing there is counted or run by
-us. What a paper only plots, or says in its text, stands there like a table, with a dash in place of a score.
-Keys of a table; those marked * may also be of a row, and then go before its table's:
+These files hold the numbers that the papers print, and the recipe from which a row's model is made. No number in them
+is a result of ours. Results that a paper only plots, or gives in its text, also have a table here, with a dash in
+place of a score. A table has these keys. A key marked * may also be given for a row, and then replaces the table's:
 
     title, text     what it is of, and what a reader must know
     recipe*         name of a packaged recipe: rows can be trained by it with `set`
@@ -14,8 +14,9 @@ Keys of a table; those marked * may also be of a row, and then go before its tab
     columns         name to overrides: a row is trained once for each
     rows            of each its name (`row`), `at`, and `scores` as printed, one for each column, between blanks
 
-and of a row, for its parameters, in millions: `printed`; `note`, where ours is another number; with it `should_be`,
-what the papers' specification counts for the row, or `paper_has`, so many parameters more than ours, or both.
+A row also has keys about its number of parameters. `printed` is the paper's number in millions. `note` explains why
+our number differs. With a note there is `should_be`, `paper_has`, or both. `should_be` is the number in millions that
+the paper's specification gives. `paper_has` is how many parameters the paper counts more than we do.
 """
 
 import copy
@@ -56,7 +57,7 @@ CLASSES = {
 
 @dataclass
 class Row:
-    """One row of a table, with what its table says of all rows filled in."""
+    """One row of a table, completed with the values that the table gives for all its rows."""
 
     paper: str
     table: str
@@ -74,11 +75,11 @@ class Row:
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """The row's name in messages."""
         return f"{self.paper}, {place_of(self.table)}: {self.name}"
 
     def values(self, column: str | None = None) -> dict[str, dict[str, Any]]:
-        """The contents of the row's recipe with its overrides and, if one is named, a column's."""
+        """The values of the row's recipe with the row's overrides and, if `column` is given, the column's."""
         values = copy.deepcopy(load(self.recipe).values)
         for key, value in (self.overrides | self.columns.get(column, {})).items():
             section, _, name = key.partition(".")
@@ -86,7 +87,7 @@ class Row:
         return values
 
     def checked(self, column: str | None = None) -> Recipe:
-        """These, checked as a recipe is before it is trained."""
+        """The recipe with these `values`, checked as before a training."""
         base = load(self.recipe)
         return check_recipe(self.values(column), base.name, base.source, type(base))
 
@@ -96,9 +97,9 @@ class Row:
         return self.config_in(None)
 
     def config_in(self, column: str | None) -> PreTrainedConfig | None:
-        """The config of the row's model with what a column overrides, if one is named."""
+        """The config of the row's model, with the overrides of a column if `column` is given."""
         if self.recipe is not None and kind(self.recipe) is ClassificationRecipe:
-            recipe = self.checked(column)  # `config` has the sizes of the checkpoint that it starts from
+            recipe = self.checked(column)  # `config` has the sizes of the checkpoint that the recipe starts from
             fields = {**(self.config or {}), **recipe.model_fields, "num_labels": 2}
             return AutoConfig.for_model(recipe.family, **fields, vocab_size=self.vocabulary)
         if self.recipe is not None:
@@ -107,7 +108,7 @@ class Row:
                 posterior_fields(recipe) if hasattr(recipe.data, "posterior_names") else {}
             )
             family, vocabulary = recipe.family, self.vocabulary or recipe.tokenizer.vocab_size
-            if recipe.tokenizer.words:  # as runs.build has it of the tokenizer
+            if recipe.tokenizer.words:  # runs.build reads these fields from the tokenizer
                 target = recipe.tokenizer.target_vocab_size or vocabulary
                 fields |= {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": False}
         elif self.config is not None:
@@ -119,28 +120,28 @@ class Row:
 
     @property
     def parameters(self) -> int | None:
-        """How many the row's model has."""
+        """The number of parameters of the row's model; None if this library has no such model."""
         return None if self.model_config is None else parameters_of(self.model_config, self.task)
 
     def parameters_by_column(self) -> dict[str, int]:
-        """How many the model of each column has, where columns have models of other sizes."""
+        """The number of parameters of each column's model; empty if all columns have models of one size."""
         configs = {column: self.config_in(column) for column in self.columns} if self.recipe else {}
         counts = {column: parameters_of(config, self.task) for column, config in configs.items() if config is not None}
         return counts if len(set(counts.values())) > 1 else {}
 
     @property
     def task(self) -> str:
-        """A key of `CLASSES`."""
+        """The row's task, a key of `CLASSES`."""
         return "translation" if self.recipe is None else TASKS[kind(self.recipe)]
 
     def agrees(self, parameters: int) -> bool:
-        """Whether a count is the printed one to its last digit or, where a note says why not, what it says instead."""
+        """Return True if a count plus `paper_has` agrees with `should_be`, or else `printed`, to the last digit."""
         expected = self.should_be or self.printed
         decimals = len(expected.partition(".")[2])
         return f"{(parameters + self.paper_has) / 1e6:.{decimals}f}" == expected
 
     def changes(self) -> dict[str, Any]:
-        """The overrides of the row that change its recipe."""
+        """The row's overrides that differ from the values in its recipe."""
         before = load(self.recipe).values
         sections = {key: key.partition(".") for key in self.overrides}
         return {
@@ -164,7 +165,7 @@ class Table:
 
 
 def read_tables(paper: str = "*") -> Iterator[Table]:
-    """The tables of a paper, called as its file, or of all papers."""
+    """Yield the tables of one paper, given by the name of its file without `.yaml`, or of all papers."""
     for file in sorted((ROOT / "benchmarks" / "paper_tables").glob(f"{paper}.yaml")):
         content = parse_yaml(file.read_text(encoding="utf-8"), str(file))
         for number, values in content["tables"].items():
@@ -172,7 +173,7 @@ def read_tables(paper: str = "*") -> Iterator[Table]:
 
 
 def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
-    """One table of a data file."""
+    """Read one table of a data file."""
     where = f"{paper}, {place_of(number)}"
     if unknown := set(values) - OF_TABLE:
         raise ValueError(f"{where}: unknown keys {unknown}; accepted: {OF_TABLE}")
@@ -217,24 +218,24 @@ def read_table(paper: str, number: str, values: dict[str, Any]) -> Table:
 
 
 def place_of(number: str) -> str:
-    """Where rows stand in a paper: in a table, of which only the number is given, or in a figure, or in a section."""
+    """The place of rows in a paper. A number alone is a table's; a figure or a section has its full name."""
     return number if number[0].isalpha() else f"Table {number}"
 
 
 def kind(recipe: str) -> type[Recipe]:
-    """What kind of recipe a packaged one is."""
+    """The class of a packaged recipe, by its folder."""
     kinds = {"masked_lm": MaskedLMRecipe, "classification": ClassificationRecipe}
     return kinds.get(recipe.partition("/")[0], Recipe)
 
 
 @cache
 def load(recipe: str) -> Recipe:
-    """A recipe as it is handed out."""
+    """Load a packaged recipe without overrides."""
     return load_recipe(recipe, kind=kind(recipe))
 
 
 def parameters_of(config: PreTrainedConfig, task: str = "translation") -> int:
-    """Parameters of the model of a config: tied ones once, and none of them filled in."""
+    """Count the parameters of a config's model without giving them values; tied parameters count once."""
     return _count(config.to_json_string(use_diff=False), task)
 
 
@@ -244,7 +245,7 @@ def _count(config: str, task: str) -> int:
     made = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"), no_init_weights():
         model = CLASSES[task][type(made)](made)
-    model.tie_weights()  # a part of initialisation, which takes as long as all the rest
+    model.tie_weights()  # a part of the initialisation, which is left out above because it is slow
     return sum(parameter.numel() for parameter in model.parameters())
 
 

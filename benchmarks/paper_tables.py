@@ -1,10 +1,10 @@
-"""The four papers' tables beside this library: which rows have a recipe, and what our models count.
+"""Compare the four papers' tables with this library: which rows have a recipe, and the parameters of our models.
 
     python benchmarks/paper_tables.py                 write the overview in docs/papers.md
     python benchmarks/paper_tables.py --rows mat      print every row of a paper: recipe, parameters, printed scores
 
-benchmarks/paper_tables/*.yaml hold what the papers print (see paper_rows.py). Parameters are counted on models of the
-rows' configs.
+benchmarks/paper_tables/*.yaml hold the numbers that the papers print (see paper_rows.py). Parameters are counted on
+models that are built from the rows' configs.
 """
 
 import argparse
@@ -24,9 +24,9 @@ BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"
 
 
 def overview() -> str:
-    """A line for each paper, and then one for each table.
+    """The overview: a line for each paper, and then a line for each table of each paper.
 
-    It counts the rows, how many can be trained, and how many have the printed number of parameters.
+    A line counts the rows, the rows that can be trained, and the rows that have the printed number of parameters.
     """
     tables = [table for paper in PAPERS for table in read_tables(paper) if table.rows]
     by_paper = {paper: [*of_paper] for paper, of_paper in groupby(tables, lambda table: table.paper)}
@@ -42,7 +42,7 @@ def overview() -> str:
 
 
 def cells_of(rows: Sequence[Row]) -> dict[str, object]:
-    """Column to cell of a line for some rows."""
+    """The cells, by column, of the line that counts `rows`."""
     printed = [row for row in rows if row.printed and row.model_config]
     return {
         "rows": len(rows),
@@ -52,7 +52,7 @@ def cells_of(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def row_lines(table: Table) -> list[str]:
-    """Every row of a table, for a terminal."""
+    """All rows of a table, as lines for a terminal."""
     lines = [f"\n{place_of(table.number)}: {table.title}", *([table.text.strip()] if table.text else [])]
     for column, more in table.columns.items():
         if more:

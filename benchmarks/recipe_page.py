@@ -17,7 +17,7 @@ LINE = re.compile(r"  (# )?(\w+): (.*?) +# (.*)")  # a # before the key: a key o
 
 
 def keys(section: str) -> str:
-    """The table of a section: one row a key, with its default and what it does."""
+    """The table of a section: one row for each key, with its default and what it does."""
     text = REFERENCE.read_text(encoding="utf-8")
     lines = text.partition(f"\n{section}:\n")[2].partition("\n\n")[0].splitlines()
     found = (LINE.fullmatch(line).groups() for line in lines)

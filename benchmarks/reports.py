@@ -1,4 +1,4 @@
-"""What a benchmark leaves: its results as JSON, and beside them the table that is made of these."""
+"""Reports of benchmarks: the results as JSON, and beside them a Markdown table that is made from the results."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,23 +13,23 @@ from hf_deepwide.runs import facts
 
 
 def measured_on(device: str = "cpu") -> dict[str, Any]:
-    """The name of the processor or the GPU as `machine`, what else is known of it, threads, and PyTorch's version."""
+    """Describe where a benchmark runs: processor or GPU as `machine`, more facts about it, threads, and PyTorch."""
     found = facts.machine()
     name = torch.cuda.get_device_name() if device == "cuda" else found["processor"]
     return {"machine": name, **found, "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def begun(output: Path | None, about: dict[str, Any], **empty: dict[str, Any]) -> dict[str, Any]:
-    """The report that `output` holds, to be added to, or one with `empty` parts where it holds none.
+    """Return the report at `output`, to which results are added, or a new report with `empty` parts if there is none.
 
     Raises:
-        UserError: the report is about something else, such as another machine.
+        UserError: the report differs in `about`: it is, for example, from another machine.
     """
     place = output.with_suffix(".json") if output else None
     if place is None or not place.is_file():
         return about | empty
     earlier = json.loads(place.read_text(encoding="utf-8"))
-    # what it lacks, an older version did not write
+    # A key that the report lacks is no difference: an older version did not write it.
     if different := [key for key, value in about.items() if earlier.get(key, value) != value]:
         others = " and another ".join(different)
         raise UserError(f"{place} has numbers of another {others}; remove it, or give another --output")
@@ -37,7 +37,7 @@ def begun(output: Path | None, about: dict[str, Any], **empty: dict[str, Any]) -
 
 
 def write_report(output: Path, report: Any, table: Callable[[Any], str] | None = None) -> None:
-    """Write `output` with the suffix .json, and with .md if there is a table; its folder is made."""
+    """Write `output` with the suffix .json and, if `table` is given, with .md. The folder is created if needed."""
     output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output.with_suffix(".json"), json.dumps(report, indent=2) + "\n")
     if table is not None:
@@ -45,18 +45,18 @@ def write_report(output: Path, report: Any, table: Callable[[Any], str] | None =
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A table in Markdown, of rows with the same columns."""
+    """A table in Markdown. All rows have the same columns."""
     return markdown_table(rows[0] if rows else (), (row.values() for row in rows))
 
 
 def markdown_table(head: Collection[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table in Markdown, of titles and of the cells below them."""
+    """A table in Markdown, with the titles of the columns and the cells of each row."""
     first, *rest = (f"| {' | '.join(map(str, cells))} |\n" for cells in (head, *rows))
     return "".join([first, "|---" * len(head) + "|\n", *rest])
 
 
 def filled_in(page: str, begin: str, text: str, end: str) -> str:
-    """The page with the text between two markers.
+    """Return the page with `text` between two markers, in place of the earlier text.
 
     Raises:
         UserError: the page lacks a marker.

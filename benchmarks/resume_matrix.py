@@ -1,11 +1,11 @@
-"""Interrupt a run at every moment under every circumstance, start it again, compare with one that was left alone.
+"""Interrupt runs at many moments in many circumstances, start them again, and compare with uninterrupted runs.
 
     python benchmarks/resume_matrix.py [--only TEXT] [--output benchmarks/results/resume_matrix]
 
-Each row is a run of 20 steps (a MAT with dropout and dropped branches, evaluated by generation, saved every 4 steps)
-that SIGKILL, SIGTERM or SIGINT hits at a named moment (see `tests/helpers/interruptions.py`) or at a random one, and
-that is started again by the same command. Compared are all files of all checkpoints that are kept (weights, optimizer,
-scheduler, random generators), the history of the run, the final model, and the translations, byte for byte.
+Each row is a run of 20 steps: a MAT with dropout and dropped branches, evaluated by generation, saved every 4 steps.
+SIGKILL, SIGTERM, SIGINT or a full disk interrupts it at a named moment (see `tests/helpers/interruptions.py`), or
+SIGKILL at a random moment. The same command then starts it again. Compared bit for bit are the kept checkpoints
+(weights, optimizer, scheduler, random generators), the history of the run, the final model, and the translations.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from hf_deepwide.training.checkpoints import checkpoints, problem
 AT_ONCE = 3  # runs side by side
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
-# How a run is run: options of `write_case`.
+# The options of `write_case` in each circumstance.
 CIRCUMSTANCES = {
     "one process": {},
     "2 workers": {"dataloader_num_workers": 2},
@@ -49,7 +49,7 @@ CIRCUMSTANCES = {
     "by epochs": {"eval_strategy": "epoch", "save_strategy": "epoch"},
     "average of 3": {"average_last": 3, "save_total_limit": 4},
 }
-# When each moment comes for the n-th time is chosen such that several checkpoints are there, where there can be.
+# The run is interrupted when its moment comes for the n-th time. By then, if possible, there are several checkpoints.
 COUNTS = {
     "in a step": 10,
     "in evaluation": 3,
@@ -78,11 +78,11 @@ class Case:
 
     circumstance: str
     blow: Blow | None
-    after: float | None = None  # seconds since the run was opened, in place of a blow
+    after: float | None = None  # in place of a blow: SIGKILL so many seconds after the run was opened
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The interruption in words."""
         if self.blow is None:
             return f"SIGKILL after {self.after:.1f} s"
         what = "disk full" if self.blow.number == FULL else signal.Signals(self.blow.number).name
@@ -92,9 +92,9 @@ class Case:
 
 
 def cases(seed: int) -> list[Case]:
-    """All rows."""
+    """All rows of the matrix; `seed` is for the random moments."""
     rows = [Case("one process", Blow(moment, COUNTS[moment])) for moment in MOMENTS]
-    # in the middle; before an evaluation; at the end of an epoch; at both; at the last step
+    # 10: in the middle; 8: before an evaluation; 6: at the end of an epoch; 12: at both; 20: at the last step
     rows += [Case("one process", Blow("in a step", count, number=TERM)) for count in (10, 8, 6, 12, 20)]
     rows += [Case("one process", Blow("in generation", 3, number=number)) for number in (TERM, INT)]
     rows += [Case("one process", Blow("in a step", 10, number=FULL))]
@@ -124,7 +124,7 @@ def cases(seed: int) -> list[Case]:
 
 
 def examine(case: Case, number: int, runs: Runs, folder: Path, reference: Path) -> dict[str, Any]:
-    """Interrupt, restart, compare."""
+    """Interrupt a run, start it again, and compare it with the uninterrupted run `reference`."""
     options = CIRCUMSTANCES[case.circumstance]
     processes = options.get("processes", 1)
     recipe, run = write_case(folder, f"run{number}", **options)
@@ -156,7 +156,7 @@ def _went_on(output: str) -> str:
 
 
 def table(rows: list[dict[str, Any]], planned: int) -> str:
-    """In Markdown."""
+    """The rows as a table in Markdown."""
     bad = [row for row in rows if row["unlike"] or row["half checkpoints"]]
     cells = []
     for row in rows:
@@ -205,7 +205,7 @@ def main() -> None:
             result = examine(case, number, server(), folder, references[case.circumstance])
             print(f"{time.monotonic() - start:5.0f} s  {json.dumps(result)}", flush=True)
             done[number] = result
-            # now, so that a matrix that is itself interrupted leaves what it has
+            # after every row, so that the report is there if this script itself is interrupted
             write_report(arguments.output, [done[each] for each in sorted(done)], partial(table, planned=len(chosen)))
             return result
 

@@ -1,12 +1,12 @@
-"""Memory of a corpus that is streamed: does it depend on the corpus's size?
+"""Measure the memory that a streamed corpus takes: does it depend on the corpus's size?
 
     python benchmarks/streaming.py --mib 40 240 --buffer 5000 --output benchmarks/results/streaming   # .json and .md
 
-Parallel text of random words is written to two files, and read as training reads it (`data.streaming: true`):
-reader, filters, tokenizer, shuffling buffer, batches, collator; there is no model. Each corpus is read in a process of
-its own, whose resident memory is looked at forty times. "Held" is the most of it beyond what the process had before
-the first pair: libraries and the tokenizer. "Growth" is that of the straight line through the second half, as a share
-of all that is resident. Then the stream is taken up again where it was in the middle, as a resumed run does.
+Parallel text of random words is written to two files. It is read as in training (`data.streaming: true`): reader,
+filters, tokenizer, shuffling buffer, batches, collator. There is no model. A new process reads each corpus, and
+measures its resident memory forty times. "Held" is the largest of these values, minus the memory before the first
+pair, which libraries and the tokenizer take. "Growth" is the rise of a straight line through the values of the second
+half, divided by their mean. Then a new stream starts in the middle of the corpus, as in a resumed run.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def write_corpus(folder: Path, mib: int, seed: int) -> int:
-    """`train.en` and `train.de`, together of at least so many MiB; the number of pairs."""
+    """Write `train.en` and `train.de`, together at least `mib` MiB; return the number of pairs."""
     draw = random.Random(seed)
     words = ["".join(draw.choices(LETTERS, k=draw.randint(2, 10))) for _ in range(20_000)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
@@ -64,7 +64,7 @@ def batches_of(args: DataArguments, tokenizer: Any, max_tokens: int) -> tuple[En
 
 
 def read(folder: Path, pairs: int, max_tokens: int, buffer: int) -> dict[str, Any]:
-    """One pass over the corpus; memory, speed, and how long it takes to be in the middle again."""
+    """Read the corpus once; return memory, speed, and the seconds that a resumed stream needs to reach the middle."""
     keep_memory()
     every = pairs // 40
     args = DataArguments(root=str(folder), train="train", streaming=True, shuffle_buffer=buffer)
@@ -119,7 +119,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Corpora of several sizes."""
+    """Measure corpora of several sizes, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, nargs="+", default=[100, 400], help="sizes of the corpora")
     parser.add_argument("--buffer", type=int, default=20_000, help="data.shuffle_buffer")

@@ -1,4 +1,4 @@
-"""Trainings for benchmarks: in a process of its own, with a log beside its folder, or in this process."""
+"""Trainings for benchmarks: in a new process, with a log beside the run's folder, or in this process."""
 
 import json
 import os
@@ -29,12 +29,12 @@ COMMAND = (sys.executable, "-m", "hf_deepwide.cli", "train")
 
 
 def train(recipe: dict[str, Any], *task: str, threads: int | None = None) -> None:
-    """Train by a recipe, unless it has ended; an interrupted training goes on.
+    """Train by a recipe in a new process, unless the run has ended; resume an interrupted run.
 
     Args:
         recipe: the values of the recipe, with `training.output_dir`.
         task: `masked-lm` or `classification`; nothing for translation.
-        threads: how many the process may use; None: as many as this process.
+        threads: number of threads of the new process; None leaves it to the environment of this process.
 
     Raises:
         NonFiniteError: a loss or a gradient was not finite, which is a result and not a mistake.
@@ -67,7 +67,7 @@ def train(recipe: dict[str, Any], *task: str, threads: int | None = None) -> Non
 
 
 def encoded_corpus(name: str, *splits: str) -> tuple[PreTrainedTokenizerBase, dict[str, Dataset]]:
-    """A tokenizer that is trained on the corpus of a packaged recipe, and these splits of it as training has them."""
+    """Train a tokenizer on the corpus of a packaged recipe; return it, and the splits, encoded as in training."""
     recipe = load_recipe(name)
     texts = {split: load_parallel(recipe.data, split) for split in splits}
     tokenizer = train_tokenizer(training_texts(texts["train"]), recipe.tokenizer)
@@ -79,7 +79,7 @@ def encoded_corpus(name: str, *splits: str) -> tuple[PreTrainedTokenizerBase, di
 def trainer_of(
     name: str, changed: dict[str, Any], tokenizer: Any, encoded: dict[str, Dataset], build: Callable = build_model
 ) -> TranslationTrainer:
-    """A trainer by a packaged recipe with `changed` keys, for this process; `build` makes the model."""
+    """A trainer in this process for a packaged recipe with `changed` keys; `build` makes the model."""
     recipe = load_recipe(name, [f"--{key}={json.dumps(value)}" for key, value in changed.items()])
     args = recipe.training_arguments()
     model = build(recipe, tokenizer, args)

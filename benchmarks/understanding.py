@@ -1,12 +1,12 @@
-"""What does drop-branch do to language understanding? The shape of MAT's Tables 9 and 10 with a small model.
+"""Measure what drop-branch does to language understanding, as in MAT's Tables 9 and 10, but with a small model.
 
     HF_DEEPWIDE_DATA=PATH python benchmarks/understanding.py                  pre-train, fine-tune, write the report
     HF_DEEPWIDE_DATA=PATH python benchmarks/understanding.py --tasks mrpc     one task only
     HF_DEEPWIDE_DATA=PATH python benchmarks/understanding.py --report         train nothing; report the runs there are
 
-No RoBERTa is downloaded. A small one is pre-trained on the English text at hand, and then fine-tuned on each task:
-plainly, and as MAT with two copies of each attention. Every training is a process of `hf-deepwide train`. A finished
-run is not made again, and an interrupted run goes on: give the same command.
+No RoBERTa is downloaded. A small RoBERTa is pre-trained on the English text at hand. It is then fine-tuned on each
+task: plainly, and as MAT with two copies of each attention. Every training is a process of `hf-deepwide train`. A
+finished run is not made again, and an interrupted run is resumed: give the same command.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SYSTEMS = {PLAIN: {"attention_branches": 1, "drop_branch": 0.0}} | {
     f"MAT, drop-branch {rate}": {"attention_branches": 2, "drop_branch": rate} for rate in RATES
 }
 TEXTS = ("multi30k/train.en.gz", "tatoeba_deen/train.en.gz", "sst2/train.tsv.gz", "mrpc/msr_paraphrase_train.txt.gz")
-HELD_OUT = 500  # every so many-th line validates the pre-training
+HELD_OUT = 500  # one line in so many is for the validation in pre-training
 SIZE = {
     "family": "mat_roberta", "d_model": 256, "encoder_layers": 4, "encoder_attention_heads": 4,
     "encoder_ffn_dim": 1024, "max_position_embeddings": 130, "dropout": 0.1, "attention_dropout": 0.1,
@@ -72,7 +72,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def sentences(file: Path) -> Iterator[str]:
-    """The sentences of a text, or of a table of one of the tasks."""
+    """Yield the sentences of a text file, or of the table of a task."""
     lines = iter(read_lines(file))
     if ".tsv" not in file.name and "mrpc" not in file.parts:
         yield from lines
@@ -122,7 +122,7 @@ def fine_tuning(runs: Path, task: str, system: str) -> dict[str, Any]:
 
 
 def most_frequent(data: Path, task: str) -> dict[str, float]:
-    """Scores of the answer that is most frequent in training, in per cent; F1 is that of the label 1."""
+    """The test scores, in per cent, of always giving the most frequent label of training; F1 is for the label 1."""
     fields = TASKS[task]["data"]
     labels = {}
     for split in ("train", "test"):
@@ -135,7 +135,7 @@ def most_frequent(data: Path, task: str) -> dict[str, float]:
 
 
 def gather(runs: Path, tasks: list[str], data: Path) -> dict[str, Any]:
-    """The scores of all finished runs, on the test set, by seed, and those of the most frequent label."""
+    """Collect the validation and test scores of all finished runs by seed, and scores of the most frequent label."""
     report: dict[str, Any] = {"size": SIZE, "pretraining": PRETRAINING, "fine_tuning": FINE_TUNING}
     report |= {"tasks": {}, "most_frequent": {}}
     for task in tasks:
@@ -183,12 +183,12 @@ def table(report: dict[str, Any]) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
+    """The mean and the standard deviation, as text."""
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Accuracy against the rate of drop-branch, every seed a point; the band is that of plain fine-tuning."""
+    """Plot accuracy against the rate of drop-branch, a point for each seed; the band covers plain fine-tuning."""
     figure, panels = new_figure(1, len(report["tasks"]), (4.2, 3.2))
     for axes, (task, rows) in zip(panels.flat, report["tasks"].items(), strict=True):
         if PLAIN in rows:

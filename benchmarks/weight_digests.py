@@ -1,10 +1,11 @@
-"""Digests of trained weights: what a change that should alter no number must leave as it is.
+"""Print digests of trained weights. A code change that should alter no number must leave the digests the same.
 
     python benchmarks/weight_digests.py > before.txt     # two minutes, before the change
     python benchmarks/weight_digests.py | diff before.txt -
 
-Trains a tiny model of every family for 12 updates on the embedded corpus, and the quick start for 25. Prints the
-SHA-256 of each model's weights, and its BLEU. Weights depend on the machine, so compare on one machine only.
+The script trains a tiny model of every family for 12 updates on the embedded corpus, and the quick start for 25
+updates. It prints 16 digits of the SHA-256 of each model's weights, and the model's BLEU. Weights depend on the
+machine, so compare on one machine only.
 """
 
 import hashlib
@@ -76,7 +77,7 @@ QUICK_START = {"data.train_size": 2000}
 
 
 def digest(folder: Path, steps: int, settings: dict[str, object]) -> str:
-    """Train the quick start with other settings in `folder`: the digest of its weights, and its BLEU."""
+    """Train the quick start with other settings in `folder`; return the digest of its weights, and its BLEU."""
     settings = settings | {
         "training.max_steps": steps,
         "training.warmup_steps": steps // 3,

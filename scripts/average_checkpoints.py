@@ -1,4 +1,4 @@
-"""Average the weights of checkpoints; the same as `hf-deepwide average`, which `--help` explains."""
+"""Average the weights of checkpoints, as `hf-deepwide average` does; `--help` lists the options."""
 
 from hf_deepwide_cli import main
 

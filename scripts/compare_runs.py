@@ -1,4 +1,4 @@
-"""Draw runs side by side; the same as `hf-deepwide plot curves`, which `--help` explains."""
+"""Draw runs side by side, as `hf-deepwide plot curves` does; `--help` lists the options."""
 
 import sys
 

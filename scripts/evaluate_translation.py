@@ -1,4 +1,4 @@
-"""Score a checkpoint or translations; the same as `hf-deepwide evaluate`, which `--help` explains."""
+"""Score a checkpoint or translations, as `hf-deepwide evaluate` does; `--help` lists the options."""
 
 from hf_deepwide_cli import main
 

@@ -1,4 +1,4 @@
-"""Draw which layers latent-depth models use; the same as `hf-deepwide plot layers`, which `--help` explains."""
+"""Draw which layers latent-depth models use, as `hf-deepwide plot layers` does; `--help` lists the options."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Draw the path weights of a Multi-Path model; the same as `hf-deepwide plot paths`, which `--help` explains."""
+"""Draw the path weights of a Multi-Path model, as `hf-deepwide plot paths` does; `--help` lists the options."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Start a model from a trained base; the same as `hf-deepwide init`, which `--help` explains."""
+"""Start a model from a trained base, as `hf-deepwide init` does; `--help` lists the options."""
 
 from hf_deepwide_cli import main
 

@@ -1,4 +1,4 @@
-"""Make a plain model of chosen layers; the same as `hf-deepwide prune`, which `--help` explains."""
+"""Make a plain model of chosen layers, as `hf-deepwide prune` does; `--help` lists the options."""
 
 from hf_deepwide_cli import main
 

@@ -1,10 +1,10 @@
-"""The main job on the embedded corpus: train a small MAT, score it, load it again, translate with it.
+"""Run the whole workflow on the embedded corpus: train a small MAT, score it, load it again, translate with it.
 
     python scripts/quickstart.py
     python scripts/quickstart.py --training.num_train_epochs 2 --training.output_dir runs/shorter
 
-No download, no GPU. Any key of recipes/quickstart.yaml can be set by its dotted name. What it leaves is in
-runs/quickstart. Each call starts afresh; a run of other settings is not replaced without --overwrite.
+No download, no GPU. Any key of recipes/quickstart.yaml can be set by its dotted name. The results are in
+runs/quickstart. Each call trains from the beginning. A run with other settings is not replaced without --overwrite.
 """
 
 import logging
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def is_the_same(recipe: Recipe) -> bool:
-    """True if the run's folder holds an earlier run by the same recipe, which would come out the same again."""
+    """Return True if the run's folder holds an earlier run by the same recipe, so that replacing it loses nothing."""
     kept = recipe.output_dir / RECIPE
     return kept.is_file() and not differences(load_recipe(kept).values, recipe.values)
 

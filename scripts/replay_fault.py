@@ -1,4 +1,4 @@
-"""Compute a faulty step again; the same as `hf-deepwide replay`, which `--help` explains."""
+"""Compute a faulty step again, as `hf-deepwide replay` does; `--help` lists the options."""
 
 from hf_deepwide_cli import main
 

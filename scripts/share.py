@@ -1,4 +1,4 @@
-"""Write a folder for the Hub, or upload it; the same as `hf-deepwide share`, which `--help` explains."""
+"""Write a folder for the Hub, or upload it, as `hf-deepwide share` does; `--help` lists the options."""
 
 from hf_deepwide_cli import main
 

@@ -1,4 +1,4 @@
-"""Train a masked language model by a recipe; the same as `hf-deepwide train masked-lm`, which `--help` explains."""
+"""Train a masked language model by a recipe, as `hf-deepwide train masked-lm` does; `--help` lists the options."""
 
 import sys
 

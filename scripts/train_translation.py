@@ -1,4 +1,4 @@
-"""Train a translation model by a recipe; the same as `hf-deepwide train`, which `--help` explains."""
+"""Train a translation model by a recipe, as `hf-deepwide train` does; `--help` lists the options."""
 
 from hf_deepwide_cli import main
 

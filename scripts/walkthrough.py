@@ -9,8 +9,8 @@
 # As a notebook: open it in VS Code, which runs the cells between `# %%`, or convert it by
 # `jupytext --to notebook scripts/walkthrough.py`; options are then set in the first cell, in `ARGUMENTS`.
 #
-# All it writes goes to `--folder`, which is new, or its own. Run again, it goes on where it was interrupted, and
-# trains nothing twice. With `--overwrite` it begins again.
+# All output goes to `--folder`: a new folder, or the folder of an earlier run of this script. If you run the script
+# again, it continues where it was interrupted, and trains nothing twice. With `--overwrite` it begins again.
 
 # %%
 """From two text files to a shared checkpoint: look, split, train, widen, compare, translate, share."""
@@ -57,15 +57,15 @@ parser.add_argument("--folder", type=Path, default=Path("runs", "walkthrough"), 
 parser.add_argument("--overwrite", action="store_true", help="begin again, and replace what is in the folder")
 script, overrides = parser.parse_known_args(ARGUMENTS)
 
-one_line_errors()  # what is wrong with a file is said in one line
+one_line_errors()  # an error in a file or an option is one line, without a traceback
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 logging.getLogger("hf_deepwide").setLevel(logging.INFO)
-disable_progress_bar()  # of loading weights; training and translating have their own
+disable_progress_bar()  # for loading weights; training and translating have their own progress bars
 folder, source_lang, target_lang = script.folder, script.source_lang, script.target_lang
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of the folder. What holds something else is not replaced unasked, and what is read, never."""
+    """Write a file in the folder. Other content is replaced only with `--overwrite`, and an input file never."""
     check_output(path, inputs=[file for file in (script.source, script.target) if file], overwrite=True)
     if path.is_file() and path.read_bytes() != text.encode() and not script.overwrite:
         raise UserError(
@@ -84,15 +84,15 @@ def lines(texts: list[str]) -> str:
 # %% [markdown]
 # ## The data
 #
-# Parallel text is two files in UTF-8, one sentence a line, and line n of one translates line n of the other. Nothing
-# else says which belong together, so a line that is lost in one file spoils all that follow it.
+# Parallel text is two files in UTF-8 with one sentence on each line. Line n of one file translates line n of the
+# other. Only the line number shows which sentences belong together, so one lost line spoils all pairs that follow it.
 #
-# Without files of your own, phrases are made here: dates, times, prices, counts.
+# If you give no files, this script makes phrases: dates, times, prices, counts.
 
 # %%
 if (script.source is None) != (script.target is None):
     raise UserError("give both --source and --target, or neither")
-asked = load_recipe("multi30k_en_de_vanilla", overrides)  # what is wrong with an option comes first
+asked = load_recipe("multi30k_en_de_vanilla", overrides)  # errors in options come first
 source_file, target_file = script.source, script.target
 if source_file is None:
     source_file, target_file = (folder / f"phrases.{language}" for language in (source_lang, target_lang))
@@ -102,8 +102,8 @@ else:
     for file in (source_file, target_file):
         if not file.is_file():
             raise UserError(f"there is no file {file}")
-    sources, targets = list(read_lines(source_file)), list(read_lines(target_file))  # says where a byte is not UTF-8
-    check_parallel(sources, targets, (str(source_file), str(target_file)))  # as many lines in both
+    sources, targets = list(read_lines(source_file)), list(read_lines(target_file))  # an error names the line
+    check_parallel(sources, targets, (str(source_file), str(target_file)))  # both have the same number of lines
 pairs = {source: target for source, target in zip(sources, targets, strict=True) if source.strip() and target.strip()}
 if len(pairs) < 50:
     raise UserError(f"{source_file}: {len(pairs)} different sentences are too few to train on; give thousands")
@@ -113,20 +113,22 @@ for source, target in zip(sources[:3], targets[:3], strict=True):
     print(f"  {source_lang}: {source}\n  {target_lang}: {target}\n")
 
 # %% [markdown]
-# What a mistake looks like:
+# How to find mistakes in the data:
 #
-# - *unequal numbers of lines* have ended the script above: `corpus.de has 812 lines but corpus.en has 811`;
-# - *a shift* (a line lost here, another there) does not: read some pairs in the middle and at the end, not only above;
-# - *pairs far longer on one side* are often two sentences against one, or a heading against a paragraph. Below are the
-#   oddest, by length; a few odd ones do no harm, but if most of them do not belong together, find out why;
-# - *a sentence left untranslated*, the same on both sides, teaches the model to copy.
+# - *Unequal numbers of lines*: the script has ended above, with `corpus.de has 812 lines but corpus.en has 811`.
+# - *A shift*: each file has lost another line, so the numbers of lines are equal. The script does not notice this.
+#   Read some pairs in the middle and at the end, not only the first pairs above.
+# - *Pairs with one side far longer than the other* are often two sentences against one, or a heading against a
+#   paragraph. The cell below shows the pairs with the oddest lengths. A few such pairs do no harm, but if most of them
+#   are wrong, find out why.
+# - *A sentence that is not translated*, and thus the same on both sides, teaches the model to copy.
 
 # %%
 usual = sum(map(len, targets)) / sum(map(len, sources))
 
 
 def oddness(line: int) -> float:
-    """How many times longer one side of a pair is than the other lets expect."""
+    """How many times longer one side of a pair is than expected from the length of the other side."""
     times = (len(targets[line]) + 1) / ((len(sources[line]) + 1) * usual)
     return max(times, 1 / times)
 
@@ -139,12 +141,13 @@ print(f"\n{same:,} pairs are the same on both sides\n")
 # %% [markdown]
 # ## Training, validation and test set
 #
-# The validation set chooses the checkpoint; the test set is looked at once, in the end. No sentence may be in two of
-# them, or the score says how well the model remembers: sentences that come more than once are therefore kept once.
-# Sentences of one document are alike, too. If your text comes from documents, put whole documents into the test set.
+# The validation set is for choosing the checkpoint. The test set is used only once, at the end. No sentence may be in
+# two of the three sets: the score would measure how well the model remembers. If a sentence comes more than once, only
+# one copy is therefore kept. Sentences of one document are alike, too. If your text comes from documents, put whole
+# documents into the test set.
 
 # %%
-mark = folder / "walkthrough.json"  # says that the folder is ours, and of which data
+mark = folder / "walkthrough.json"  # shows that this script made the folder, and from which data
 if not mark.is_file():
     check_output(folder, overwrite=script.overwrite, option="--overwrite")
 digest = hashlib.sha256(lines([*sources, *targets]).encode()).hexdigest()
@@ -166,9 +169,9 @@ for name, split in splits.items():
 # %% [markdown]
 # ## A recipe
 #
-# A recipe is one YAML file that says everything about a run. This one starts from one that comes with the library,
-# where each key is explained. A small corpus needs a narrower model. Vocabulary, batches, epochs and warm-up follow
-# from the number of sentences. What is given on the command line has the last word.
+# A recipe is one YAML file that contains all settings of a run. The recipe here starts from a recipe of the library,
+# which explains each key. A small corpus needs a narrower model. Vocabulary, batches, epochs and warm-up are chosen
+# from the number of sentences. Values on the command line override all other values.
 
 # %%
 suggested = suggest_settings(measure(splits["train"]["source"][:], splits["train"]["target"][:]))
@@ -182,13 +185,13 @@ small = shlex.split(f"""
     --training.num_train_epochs {suggested.num_train_epochs} --training.warmup_steps {suggested.warmup_steps}
     --training.learning_rate 3e-3
 """)
-if not asked.tokenizer.path:  # whose tokenizer is taken as it is
+if not asked.tokenizer.path:  # a given tokenizer is not changed
     small += shlex.split(f"--tokenizer.vocab_size {suggested.vocab_size} --tokenizer.split_digits true")
 both = shlex.split(f"--training.max_tokens {suggested.max_tokens} --training.predict_with_generate false")
 
 
 def recipe_of(name: str, run: str, *options: str) -> Recipe:
-    """A recipe of the library with our data and options, for the folder `run`; it is kept as a file."""
+    """Load a recipe of the library with our data and options, for the folder `run`, and write it to a file."""
     options = (*data, *both, *options, "--training.output_dir", str(folder / run), *overrides)
     recipe = load_recipe(name, options)
     written = folder / f"{run}.yaml"
@@ -202,15 +205,15 @@ vanilla = recipe_of("multi30k_en_de_vanilla", "vanilla", *small)
 # %% [markdown]
 # ## The baseline
 #
-# One call trains the tokenizer and the model, keeps the checkpoint with the best validation loss, translates and
-# scores the test set, and writes all of it, with a model card, to the run's folder. The loss should fall quickly and
-# then slowly. If it stays where it began, lower the learning rate; if that of validation rises while that of training
-# falls, the corpus is too small for the model: more dropout, a smaller model, or more text.
+# One call trains the tokenizer and the model, keeps the checkpoint with the best validation loss, and translates and
+# scores the test set. It writes all results, with a model card, to the run's folder. The loss should fall quickly at
+# first, and then slowly. If the loss does not fall, lower the learning rate. If the validation loss rises while the
+# training loss falls, the corpus is too small for the model: use more dropout, a smaller model, or more text.
 
 
 # %%
 def train(recipe: Recipe) -> dict:
-    """What a run's results.json holds, of a run that is made now or was made before by the same recipe."""
+    """Return the content of a run's results.json. Train now, unless an earlier run had the same recipe."""
     results = recipe.output_dir / "results.json"
     if results.is_file() and not script.overwrite:
         earlier = json.loads(results.read_text(encoding="utf-8"))
@@ -224,9 +227,10 @@ results = {"vanilla": train(vanilla)}
 # %% [markdown]
 # ## A wide model that starts as the baseline
 #
-# A multi-branch attentive Transformer (MAT) has several attentions side by side. Started proximally, each is a copy of
-# the baseline's, so that the model computes at first what the baseline does; dropping branches at random makes them
-# differ as training goes on, at a lower learning rate. `init_from` is all it takes.
+# A multi-branch attentive Transformer (MAT) has several attentions side by side, called branches. With proximal
+# initialization, each branch starts as a copy of the baseline's attention, so the model first computes the same as the
+# baseline. Training continues at a lower learning rate, and drops branches at random, so that the branches become
+# different. All this needs only the key `init_from`.
 
 # %%
 base = str(vanilla.output_dir)
@@ -242,11 +246,12 @@ results["mat"] = train(mat)
 # %% [markdown]
 # ## Which is better?
 #
-# Two systems that translate the same sentences are compared sentence by sentence: a small p says that a difference as
-# large as this would seldom come by chance *of the test set*. It says nothing of the chance of training: for that,
-# train both with other seeds (`--training.seed 2`). And be fair: here the MAT has been trained for longer than the
-# baseline, and has more parameters. To see what longer training alone gives, train the baseline further, too. Use its
-# own recipe, with `model.init_from`, `tokenizer.path`, epochs and learning rate of the MAT.
+# Two systems that translate the same sentences are compared sentence by sentence. A small p means that a difference
+# as large as this would seldom come by chance *in the choice of the test set*. It does not measure chance in training.
+# To measure that, train both systems with other seeds (`--training.seed 2`). And be fair: here the MAT has been
+# trained for longer than the baseline, and has more parameters. To see the effect of longer training alone, train the
+# baseline further, too. Use its own recipe, with `model.init_from`, `tokenizer.path`, epochs and learning rate of the
+# MAT.
 
 # %%
 references = list(read_lines(folder / "data" / f"test.{target_lang}"))
@@ -260,7 +265,7 @@ for metric, tested in comparison.items():
     print(f"{metric}: {tested['difference']:+.2f}, p = {tested['p_randomization']:.4f} (approximate randomisation)")
 
 # %% [markdown]
-# The learning curves, side by side. Steps of the MAT are counted from its start.
+# The cell below draws the learning curves side by side. The steps of the MAT are counted from its own start.
 
 # %%
 curves = plot_runs({run: load_history(folder / run) for run in results}, folder / "learning_curves.png")
@@ -282,9 +287,9 @@ print(f"\n  {sentence}\n= {translation}\n  {splits['test']['target'][0]}  (refer
 # %% [markdown]
 # ## Share
 #
-# `share` writes a folder that holds the code of the model beside its weights, so that it loads where this library is
-# not installed. It tries that out by itself (`verify`); here it is done by hand, in a fresh process that cannot import
-# the library, to show what others will write.
+# `share` writes a folder with the code of the model beside its weights, so that the model loads where this library is
+# not installed. By default, `share` also tests this (`verify`). Here we test it ourselves, in a new process that
+# cannot import the library, to show the code that other people will write.
 
 # %%
 shared = hf_deepwide.share(mat.output_dir, folder / "to-upload", overwrite=True, verify=False)
@@ -301,12 +306,13 @@ answer = subprocess.run(
 print(f"without hf_deepwide: {answer.stdout.strip()}")
 
 # %% [markdown]
-# ## And now
+# ## Next steps
 #
-# - Read the card, `to-upload/README.md`; say there what the data are and under which licence the model may be used.
-# - Upload it: `hf auth login`, then `python scripts/share.py runs/walkthrough/mat --repo_id you/your-model`.
-# - Train longer and larger: `scripts/recipes/` holds recipes of all sizes and families; keep the splits in `data/`.
-# - Score it as others do: `python scripts/evaluate_translation.py --help`.
+# - Read the card, `to-upload/README.md`. Describe the data there, and the licence of the model.
+# - Upload the model: `hf auth login`, then `python scripts/share.py runs/walkthrough/mat --repo_id you/your-model`.
+# - Train larger models for longer: `scripts/recipes/` has recipes of all sizes and families. Keep the splits in
+#   `data/`.
+# - Score the model as other people do: `python scripts/evaluate_translation.py --help`.
 
 # %%
 print(f"\nall of it is in {folder}; to upload: python scripts/share.py {mat.output_dir} --repo_id you/your-model")

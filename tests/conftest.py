@@ -1,6 +1,7 @@
-"""What makes a tiny run quick, in every test that does not say otherwise.
+"""Fixtures that make tiny runs quick, in every test that does not override them.
 
-The fixtures import the library: the process that hands tests to workers reads this file, too, and needs none of it.
+The library is imported in the fixtures, not above. The process that hands tests to workers reads this file, too, and
+does not need the library.
 """
 
 import gc
@@ -22,7 +23,7 @@ LONGEST = (  # the longest first
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let workers begin with the longest files: at the end, one of them would be busy and the others idle."""
+    """Let workers begin with the longest files. Otherwise, at the end, one worker may be busy and the others idle."""
     if hasattr(config, "workerinput"):
         places = {name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(item.path.name, len(places)))
@@ -30,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module", autouse=True)
 def left_out_of_garbage_collection() -> None:
-    """Leave out what is imported, and what earlier modules left: each collection would look at a million objects."""
+    """Exclude the objects that exist from garbage collection: each collection would look at a million objects."""
     gc.collect()
     gc.freeze()
 
@@ -48,7 +49,7 @@ def forks() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def run_code(forks: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A function: `python -c CODE WORD …` in a child of that server, as its start would take most of the time."""
+    """A function that runs `python -c CODE WORD …` in a child of the server: a new Python takes long to start."""
     from forked_commands import run
 
     return partial(run, forks)
@@ -56,7 +57,7 @@ def run_code(forks: str) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def used_in_a_fork(run_code: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use what is shared in a child of a server: a process of its own would spend most of its time on imports."""
+    """Load shared models in a child of the server: a new process would spend most of its time on imports."""
     from hf_deepwide.sharing import use
 
     def run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None, **_: Any) -> Any:
@@ -69,7 +70,7 @@ def used_in_a_fork(run_code: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
 def blank_figures() -> Iterator[None]:
     """Leave figures blank: to draw them takes a third of a tiny run.
 
-    A module, or a room, that looks at figures overrides this fixture.
+    A test module or a folder of tests that looks at figures overrides this fixture.
     """
     from tiny_run import leave_figures_blank
 
@@ -82,7 +83,7 @@ def blank_figures() -> Iterator[None]:
 def few_held_out() -> Iterator[None]:
     """Hold out few phrases: to translate 500 in each evaluation takes another third.
 
-    A room that is about the phrases themselves overrides this fixture.
+    A folder with tests of the phrases themselves overrides this fixture.
     """
     from tiny_run import hold_out_few
 

@@ -1,15 +1,15 @@
-"""One model, one text, every way to decode it: `generate`, `torch.compile`, CTranslate2, ONNX.
+"""Time every way to decode with one model: `generate`, `torch.compile`, CTranslate2, ONNX.
 
     python benchmarks/speed/engines.py --output benchmarks/results/decoding_engines_amd.json
     python benchmarks/speed/engines.py --threads 1 --sentences 32 --beams 5 --output decoding_engines.json
     python benchmarks/speed/engines.py --compile --sentences 1 --beams 1
 
-Models have random weights, 256 wide, with 6 + 6 layers. The end of a sentence is forbidden, so that all ways decode 40
-tokens. The ways take turns, and what counts is the median over the rounds of Marian's time by that of a way in the
-same round. Numbers that `--output` holds already stay, so that a measurement can be made in pieces.
+Models have random weights and 6 + 6 layers of width 256. The end of a sentence is forbidden, so that all ways decode
+40 tokens. The ways take turns. What counts is Marian's time divided by the time of a way in the same round, as the
+median over the rounds. Numbers that `--output` already holds are kept, so that a measurement can be made in pieces.
 
-`--compile` measures the other way to fast steps: the decoder as one graph, by `torch.compile`, with a static cache.
-ONNX's graphs decode greedily, as the README of an exported folder does, so the columns of beam search lack them.
+`--compile` measures one more way: the decoder as one graph, by `torch.compile`, with a static cache. ONNX graphs
+decode greedily, as in the README of an exported folder, so they are missing in the columns of beam search.
 """
 
 import os
@@ -39,7 +39,7 @@ YARDSTICK = "Marian, `generate`"
 
 
 def vanilla(**options: Any) -> PreTrainedModel:
-    """The same model each time."""
+    """Our vanilla model, with the same weights at each call."""
     set_seed(0)
     model = hf_deepwide.VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**OURS))
     return model.eval().to(**options) if options else model.eval()
@@ -76,7 +76,7 @@ def ways(folder: Path, threads: int, sentences: int, beams: int) -> dict[str, Ca
 
 
 def by_graphs(place: Path, sentences: int, threads: int) -> Callable[[], object]:
-    """A function that decodes the same sources each time by the graphs of a folder, greedily."""
+    """A function that decodes the same sources each time, greedily, with the ONNX graphs in a folder."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     encoder, decoder = (onnxruntime.InferenceSession(place / name, options) for name in (ENCODER, DECODER))
@@ -99,7 +99,7 @@ def by_graphs(place: Path, sentences: int, threads: int) -> Callable[[], object]
 
 
 def compiled(sentences: int, beams: int) -> tuple[dict[str, Callable[[], object]], float]:
-    """The twin, and the decoder as a compiled graph with a static cache; and the seconds that compiling took."""
+    """Return Marian, vanilla, and vanilla as a compiled graph with a static cache, and the seconds of compiling."""
     task, model = Decoding(sentences, beams), vanilla()
     model.generation_config.cache_implementation = "static"
     model.forward = torch.compile(model.forward)
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="measure torch.compile, too slow to be one of the ways")
     args = parsed(parser)
     about = {**measured_on(), "cores": os.cpu_count(), "ctranslate2": ctranslate2.__version__}
-    del about["threads"]  # each column says its own
+    del about["threads"]  # the title of each column gives its threads
     report = begun(args.output, about, speed={}, compile_seconds={}, load={}, rounds={})
     with tempfile.TemporaryDirectory() as folder:
         for sentences, beams in ((args.sentences, args.beams),) if args.sentences else SETTINGS:
@@ -153,7 +153,7 @@ def main() -> None:
                 steps = ways(Path(folder), args.threads, sentences, beams)
             measured = against(take_turns(steps, args.rounds, warm_up=1), YARDSTICK)
             found = {name: round(1 / each.ratio, 3) for name, each in measured.items()}
-            if args.compile and column in report["speed"]:  # the graph joins the other ways, which keep their numbers
+            if args.compile and column in report["speed"]:  # add the graph; the other ways keep their numbers
                 report["speed"][column] = found | report["speed"][column]
             else:
                 report["speed"][column], report["rounds"][column] = found, args.rounds

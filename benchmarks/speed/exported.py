@@ -4,11 +4,11 @@
     python benchmarks/speed/exported.py --threads 1 --rounds 9 --output benchmarks/results/speed
     python benchmarks/speed/exported.py --model runs/mine --source test.de --reference test.en   # BLEU
 
-Models have random weights, 256 wide, with 6 + 6 layers. Systems take turns, and what counts is the median over the
-rounds of a system's time by Marian's float32 in the same round. The end of a sentence is forbidden, so that all
-systems decode 40 tokens. Vanilla is Marian in our classes: the two engines differ in nothing but the converter. A MAT
-with three branches stands between a vanilla model of its width, which has a third of its heads, and a vanilla model of
-as many heads, which is three times as wide.
+Models have random weights and 6 + 6 layers of width 256. Systems take turns. What counts is a system's time divided by
+the time of Marian in float32 in the same round, as the median over the rounds. The end of a sentence is forbidden, so
+that all systems decode 40 tokens. Vanilla is Marian in our classes: their engines differ only in the converter. A MAT
+with three branches is compared with two vanilla models. One has the same width and a third of the heads. The other has
+as many heads and is three times as wide.
 
 With `--model` a trained checkpoint translates a text by `generate` in float32 and in bfloat16, and by its export in
 float32 and in int8.
@@ -51,13 +51,13 @@ SIZE = {
 }  # fmt: skip
 OURS = SIZE | {"pad_token_id": 1, "decoder_start_token_id": 2, "position_embedding_type": "marian"}
 HEADS_OF_MAT = {"d_model": 768, "encoder_attention_heads": 12, "decoder_attention_heads": 12}
-LAST = VOCABULARY - 1  # Marian's padding, which its converter takes for the last entry
+LAST = VOCABULARY - 1  # Marian's padding: the converter assumes that it is the last entry
 SETTINGS = ((1, 1), (1, 5), (32, 1), (32, 5))  # sentences, beams
 YARDSTICK = "Marian, float32"
 
 
 def tokenizer_of(pad: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of as many words as the models have embeddings."""
+    """A tokenizer with as many words as the models have embeddings; `pad` is the id of the padding."""
     special = {0: "<s>", pad: "<pad>", 2: "</s>", 3: "<unk>"}
     words = {special.get(i, f"word{i}"): i for i in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -68,7 +68,7 @@ def tokenizer_of(pad: int) -> PreTrainedTokenizerFast:
 
 
 def export_systems(folder: Path) -> dict[str, tuple[Path, list[str]]]:
-    """Export each system in float32 and int8: the folder of its engine, and its vocabulary."""
+    """Export each system in float32 and int8; return the folder of each engine, and its vocabulary."""
     set_seed(0)
     marian = MarianMTModel(MarianConfig(**SIZE, pad_token_id=LAST, decoder_start_token_id=LAST))
     marian.save_pretrained(folder / "marian")
@@ -94,7 +94,7 @@ def export_systems(folder: Path) -> dict[str, tuple[Path, list[str]]]:
 
 
 def step_of(place: Path, words: list[str], sentences: int, beams: int, threads: int) -> Callable[[], object]:
-    """A function that translates the same sources each time."""
+    """A function that translates the same sources each time, with the engine in the folder `place`."""
     engine = ctranslate2.Translator(str(place), intra_threads=threads)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, VOCABULARY - 1, (sentences, SOURCE), generator=generator)
@@ -104,7 +104,7 @@ def step_of(place: Path, words: list[str], sentences: int, beams: int, threads: 
 
 
 def compare_speed(threads: int, rounds: int, only: list[str] | None = None) -> dict:
-    """Time by Marian's of every system, or of `only` some, in every setting."""
+    """Measure each system's time divided by Marian's, in every setting; `only` names the systems to measure."""
     report: dict[str, Any] = {
         **measured_on(),
         "rounds": rounds,
@@ -134,7 +134,10 @@ def speed_table(report: dict) -> str:
 
 
 def compare_bleu(checkpoint: Path, source: Path, reference: Path, beams: int, threads: int) -> dict:
-    """BLEU of `generate` in both precisions, and of both exports, on one text; the share of outputs as in float32."""
+    """Measure BLEU of `generate` and of the exports on a text, each in two precisions.
+
+    The report also has the share of outputs that equal the output of `generate` in float32.
+    """
     texts, references = (list(read_lines(path)) for path in (source, reference))
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     full, half = (

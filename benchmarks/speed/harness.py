@@ -1,6 +1,6 @@
-"""Side by side in one process: systems take turns, and what counts is the median over the rounds of their ratio.
+"""Time systems in turns in one process. What counts is the ratio of their times, as the median over the rounds.
 
-A machine's speed drifts, so a time alone says little; the ratio of two times of the same round says more.
+A machine's speed drifts, so a time alone says little. The ratio of two times from the same round says more.
 """
 
 import argparse
@@ -15,18 +15,18 @@ import torch
 
 from hf_deepwide.training.memory import bound_kernel_caches, keep_memory
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # reports, for all that import this file
+sys.path.insert(0, str(Path(__file__).parents[1]))  # every importer of this file can import reports
 
 REPORT = "the report, a .json; its table lies beside it as .md"
 WARM_UP = 2  # rounds that are not counted: they compile kernels and grow the heap
 
 
 class Measured(NamedTuple):
-    """What the rounds give for one system.
+    """The result of one system.
 
     Args:
-        seconds: the median of its times.
-        ratio: the median over the rounds of its time by the yardstick's time in the same round.
+        seconds: the median of the system's times.
+        ratio: its time divided by the yardstick's time in the same round, as the median over the rounds.
     """
 
     seconds: float
@@ -34,7 +34,7 @@ class Measured(NamedTuple):
 
 
 def options(description: str | None, rounds: int, output: str = REPORT) -> argparse.ArgumentParser:
-    """A parser of what every benchmark here can be told; `rounds` is a default, `output` says what `--output` is."""
+    """A parser of the options that all benchmarks here share; `rounds` is a default, `output` a help text."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="cores to use")
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each system that count")
@@ -43,7 +43,7 @@ def options(description: str | None, rounds: int, output: str = REPORT) -> argpa
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What the command says; from now on this process keeps memory and kernels as training does."""
+    """Parse the command line. From now on this process keeps memory and kernels as training does."""
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_memory()
@@ -54,7 +54,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def take_turns(
     steps: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = WARM_UP
 ) -> dict[str, list[float]]:
-    """Time each step once a round, in turn; returns the seconds of the rounds that count."""
+    """Time each step once in every round; return the seconds of the rounds after the warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + warm_up):
         for name, step in steps.items():
@@ -66,7 +66,7 @@ def take_turns(
 
 
 def against(seconds: Mapping[str, list[float]], yardstick: str) -> dict[str, Measured]:
-    """Each system's median time, and its time by the yardstick's."""
+    """Compare each system with the yardstick: its median time, and its time divided by the yardstick's."""
     return {
         name: Measured(
             statistics.median(own),
@@ -77,13 +77,13 @@ def against(seconds: Mapping[str, list[float]], yardstick: str) -> dict[str, Mea
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def peak_memory(step: Callable[[], object]) -> int:
-    """Most bytes of the GPU that are held while a step is taken twice; the optimizer's averages begin in the first."""
+    """The peak of GPU memory in bytes over two calls of `step`. The first call creates the optimizer's averages."""
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         step()

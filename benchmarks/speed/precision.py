@@ -1,15 +1,15 @@
-"""Low precision pays: bfloat16 against float32, in validation loss and in speed.
+"""Compare bfloat16 with float32, in validation loss and in speed.
 
     python benchmarks/speed/precision.py                                       # a table
     python benchmarks/speed/precision.py --output benchmarks/results/precision # and precision.json, precision.md
     python benchmarks/speed/precision.py --seeds 0 --output benchmarks/results/precision_amd  # speed alone
 
-First the quick start's model is trained on its corpus in both precisions, from several seeds. Runs of one seed begin
-with the same weights and see the same batches, so that what differs is precision; seeds tell how much chance there is.
-Then models of three sizes take training steps (forward, backward, clipping, AdamW) in both precisions, in turns, on
-the same batch; what counts is the median over the rounds of the ratio in the same round. Each precision has the
-attention that is faster with it on this device, as training has (`attn_implementation: auto`). Processors differ in
-which of the two is faster, so the speed is measured on three kinds of them.
+First, the quick start's model is trained on its corpus in both precisions, from several seeds. Runs with one seed
+begin with the same weights and see the same batches, so they differ only in precision. The spread over seeds shows the
+effect of chance. Then models of three sizes take training steps (forward, backward, clipping, AdamW) in both
+precisions, in turns, on the same batch. What counts is the ratio of the times in the same round, as the median over
+the rounds. Each precision has the attention that is faster with it on this device, as in training
+(`attn_implementation: auto`). The faster precision depends on the processor, so speed is measured on three kinds.
 """
 
 import statistics
@@ -37,7 +37,7 @@ SENTENCES, LENGTH = 64, 32  # of the batch whose steps are timed
 
 
 def validation_losses(seeds: int, steps: int, max_tokens: int) -> dict[str, list[float]]:
-    """Validation loss after `steps` steps: of each precision, a list by seed."""
+    """Train in each precision from each seed; return the validation losses after `steps` steps, in lists by seed."""
     losses: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     corpus = encoded_corpus(RECIPE, "train", "validation")
     for seed in range(1, seeds + 1):
@@ -84,7 +84,7 @@ def table(report: dict) -> str:
 
 
 def losses_table(report: dict) -> str:
-    """The part on validation loss."""
+    """The part of the report on validation loss, as Markdown."""
     settings, losses = report["settings"], report["validation_loss"]
     head = ["precision", *(f"seed {seed}" for seed in range(1, settings["seeds"] + 1)), "mean"]
     rows = [(name, *(f"{loss:.4f}" for loss in (*own, statistics.mean(own)))) for name, own in losses.items()]

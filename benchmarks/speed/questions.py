@@ -1,4 +1,4 @@
-"""The questions: for each a table of systems, the one that they are compared with, and the tasks."""
+"""The questions about speed: for each question its systems, the system to compare them with, and the tasks."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ DECODING = (Decoding(1, 1), Decoding(1, 5), Decoding(32, 1), Decoding(32, 5))
 
 
 def size(layers: int, width: int, heads: int, inner: int, **more: object) -> dict:
-    """Fields of a config with stacks of equal size, as Marian and ours call the fields."""
+    """Config fields for two stacks of equal size. Marian and our families use the same names for these fields."""
     fields = {
         "vocab_size": 8000,
         "d_model": width,
@@ -35,13 +35,13 @@ def size(layers: int, width: int, heads: int, inner: int, **more: object) -> dic
 
 @dataclass(frozen=True)
 class Question:
-    """Systems side by side.
+    """A question about systems that are timed on the same tasks.
 
     Args:
         title: the question.
-        systems: name to config; built with random weights.
-        yardstick: the system that the others' times are divided by.
-        tasks: what is timed.
+        systems: name to config; the models get random weights.
+        yardstick: the system whose time divides the times of all systems.
+        tasks: the tasks that are timed.
     """
 
     title: str
@@ -53,11 +53,11 @@ class Question:
 SMALL = size(3, 256, 4, 1024)
 BASE = size(6, 512, 8, 2048)
 LSTM = {name: value for name, value in BASE.items() if name != "activation_function"}
-LARGE = {"sentences": 128, "length": 64}  # the batch of a GPU: 8,192 target tokens
+LARGE = {"sentences": 128, "length": 64}  # the batch on a GPU: 8,192 target tokens
 DEEP = size(6, 256, 4, 1024)
 
 PRE = {"normalize_before": True}
-JOINTS = {  # what joins the layers, beside pre-norm
+JOINTS = {  # ways to join the layers: config fields
     "pre-norm": PRE,
     "post-norm": {},
     "DeepNorm": {"residual": "deepnorm"},
@@ -74,7 +74,7 @@ JOINTS = {  # what joins the layers, beside pre-norm
 
 
 def joined(encoder_layers: int) -> Question:
-    """The joints in models of so many encoder layers and six decoder layers."""
+    """The question about joints, for models with `encoder_layers` encoder layers and six decoder layers."""
     fields = DEEP | {"encoder_layers": encoder_layers}
     return Question(
         f"What does each way to join layers cost, with {encoder_layers} + 6 layers?",

@@ -1,15 +1,16 @@
-"""Answer a question about speed: systems side by side, in turns, as ratios.
+"""Answer a question about speed: time systems in turns, and report the ratios of their times.
 
     python benchmarks/speed/speed.py marian
     python benchmarks/speed/speed.py depthwise_lstm --threads 1 --rounds 5 --output benchmarks/results/speed
 
 questions.py lists the questions. Each system has the attention that is faster with a task's precision on the device,
-as training has by default. Beside the times stand the operations that a target token costs, forward, as PyTorch counts
-them: what the ratio would be if only matrix products took time. So stands the memory of what a training step keeps for
-its backward pass, weights aside. On a GPU the report has the most memory that each task needed. Close other programs.
+as in training by default. The report also has the operations of the forward pass for a target token, as PyTorch counts
+them. Their ratio would be the ratio of the times if only matrix products took time. Unless a system is Marian, the
+report has the memory that a training step keeps for its backward pass, weights not counted. On a GPU it has the peak
+memory of each task. Close other programs before you measure.
 
-A long question can be answered in slices: `--tasks training` takes the tasks whose title holds one of the words, and
-keeps the other tasks of the report that is there.
+A long question can be answered in slices: `--tasks training` measures only the tasks whose title contains one of the
+given words, and keeps the other tasks of an existing report.
 
     python benchmarks/speed/speed.py joints --tasks training --output benchmarks/results/speed
 """
@@ -31,7 +32,7 @@ from hf_deepwide.errors import UserError, run_script
 
 
 def build(config: PreTrainedConfig, task: Training | Decoding, device: str) -> PreTrainedModel:
-    """A model with random weights, and the attention that is the fastest here."""
+    """A model with random weights, and the attention that is fastest with the task's precision on the device."""
     matrix_products = device == "cpu" and task.precision == "bfloat16"
     attention = "eager" if matrix_products else "sdpa"
     with torch.device(device):
@@ -49,7 +50,7 @@ def operations(config: PreTrainedConfig) -> float:
 
 
 def memory(config: PreTrainedConfig) -> int:
-    """Bytes that the forward pass of a training step keeps for the backward pass, beside the weights."""
+    """Bytes that the forward pass of a training step keeps for the backward pass, weights not counted."""
     model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="sdpa").train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
@@ -67,10 +68,10 @@ def memory(config: PreTrainedConfig) -> int:
 
 
 def chosen(question: Question, words: Sequence[str] | None) -> Question:
-    """The question with the tasks whose title holds one of the words; None: with all.
+    """The question with only the tasks whose title contains one of `words`; None keeps all tasks.
 
     Raises:
-        UserError: no title does.
+        UserError: no title contains one of the words.
     """
     tasks = tuple(task for task in question.tasks if words is None or any(word in task.title for word in words))
     if not tasks:
@@ -80,7 +81,7 @@ def chosen(question: Question, words: Sequence[str] | None) -> Question:
 
 
 def answer(question: Question, rounds: int, device: str, earlier: Path | None = None) -> dict[str, Any]:
-    """Measure every task; an `earlier` report of the same systems on the same machine keeps its other tasks."""
+    """Measure every task. Other tasks of an `earlier` report are kept: it must have the same systems and machine."""
     systems = question.systems
     counted = {name: operations(config) for name, config in systems.items()}
     are_ours = not any(isinstance(config, MarianConfig) for config in systems.values())

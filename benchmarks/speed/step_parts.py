@@ -1,10 +1,10 @@
-"""Where a training step goes: the share of each kind of operation, ours and Marian's.
+"""Measure the share of each kind of operation in the time of a training step, for our model and Marian.
 
     python benchmarks/speed/step_parts.py
     python benchmarks/speed/step_parts.py --threads 1 --output benchmarks/results/step_parts_amd.json
 
-PyTorch's profiler times each operation. An operation belongs to the first kind that it, or an operation around it, is
-named in. Its own work counts, without the operations that it calls. Medians over several steps.
+PyTorch's profiler times each operation. An operation's name and the names of the operations around it decide its kind
+(see `kind_of`). Only its own work counts, without the operations that it calls. Numbers are medians over steps.
 """
 
 import statistics
@@ -25,11 +25,11 @@ from hf_deepwide.errors import run_script
 SIZES = {"d 256": size(6, 256, 4, 1024), "d 128": size(6, 128, 4, 512)}
 PRECISIONS = ("float32", "bfloat16")
 LOSS = "projection to the vocabulary, and loss"
-AROUND = {  # kinds that are named by the outermost operation
+AROUND = {  # checked first: the name of the operation, or of any operation around it, contains one of these parts
     "optimizer and clipping": ("Optimizer.", "clip_grad", "_foreach", "linalg_vector_norm"),
     LOSS: ("LinearCrossEntropy", "cross_entropy", "log_softmax", "nll_loss", "lm_head"),
 }
-NAMED = {  # kinds that are named by the innermost operation that any of them names
+NAMED = {  # checked last: the innermost operation whose name contains one of these parts decides
     "attention": ("scaled_dot_product", "softmax", "bmm", "baddbmm"),
     "matrix products": ("addmm", "mm", "linear", "matmul", "mkldnn"),
     "norms": ("layer_norm", "LayerNorm"),
@@ -41,7 +41,10 @@ KINDS = (*NAMED, *AROUND, REST)
 
 
 def kind_of(event: Any, vocabulary: int) -> str:
-    """The kind of an operation, by its name and the names of those around it, or by the vocabulary in a shape."""
+    """The kind of an operation, by its name and the names of the operations around it.
+
+    A matrix product belongs to the loss if the vocabulary's size is in one of its shapes.
+    """
     names, is_product, has_vocabulary = [], False, False
     while event is not None:
         names.append(event.name)
@@ -61,7 +64,7 @@ def kind_of(event: Any, vocabulary: int) -> str:
 
 
 def parts_of(configs: dict[str, Any], precision: str, steps: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a step by kind, of systems that take turns."""
+    """Profile the systems in turns; return the milliseconds of a step by system and kind."""
     task = Training(precision)
     step_of = {name: task.step(build(config, task, "cpu"), "cpu") for name, config in configs.items()}
     times: dict[str, list[Counter[str]]] = {name: [] for name in configs}
@@ -72,7 +75,7 @@ def parts_of(configs: dict[str, Any], precision: str, steps: int) -> dict[str, d
             found: Counter[str] = Counter()
             for event in profiled.events():
                 found[kind_of(event, configs[name].vocab_size)] += event.self_cpu_time_total / 1000
-            if turn >= 3:  # warm by then
+            if turn >= 3:  # the first three turns are warm-up
                 times[name].append(found)
     return {
         name: {kind: round(statistics.median(each[kind] for each in own), 2) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""What is timed: a training step, and decoding by `generate`."""
+"""The tasks that are timed: a training step, and decoding by `generate`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Training:
         """A function that takes one step on the same batch each time."""
         batch = training_batch(model, self.sentences, self.length, device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        scaler = torch.amp.GradScaler(device, enabled=self.precision == "float16")  # changes nothing where it is off
+        scaler = torch.amp.GradScaler(device, enabled=self.precision == "float16")  # does nothing if it is not enabled
         loss_of = marian_loss if isinstance(model, MarianMTModel) else our_loss
         dtype = getattr(torch, self.precision)
         model.train()
@@ -55,10 +55,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Decoding:
-    """`generate` of 40 tokens for sources of 24.
+    """Decoding by `generate`: 40 tokens for each source of 24 tokens.
 
-    No token ends a sentence. To forbid the end by `min_new_tokens` would cost more than a layer of the decoder:
-    Transformers then copies the scores of the whole vocabulary twice a token.
+    The model has no end token. To forbid the end by `min_new_tokens` would cost more than a decoder layer, because
+    Transformers then copies the scores of the whole vocabulary twice for each token.
     """
 
     sentences: int
@@ -99,14 +99,14 @@ class Decoding:
 
 
 def training_batch(model: PreTrainedModel, sentences: int, length: int, device: str) -> dict[str, torch.Tensor]:
-    """Random tokens `[sentences, length]`, the same for all systems of a vocabulary."""
+    """A batch of random tokens `[sentences, length]`, the same for all systems with one vocabulary size."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(4, model.config.vocab_size, (2, sentences, length), generator=generator).to(device)
     return {"input_ids": tokens[0], "attention_mask": torch.ones_like(tokens[0]), "labels": tokens[1]}
 
 
 def marian_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What Trainer does for a model that has no label smoothing of its own: full logits, then the loss."""
+    """Compute the loss as Trainer does for a model that has no label smoothing of its own: from the full logits."""
     labels = batch["labels"]
     start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
     inputs = {**batch, "decoder_input_ids": torch.cat([start, labels[:, :-1]], 1), "use_cache": False}
@@ -118,5 +118,5 @@ def marian_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tenso
 
 
 def our_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What our trainer does."""
+    """Compute the loss as our trainer does."""
     return model(**batch, label_smoothing=SMOOTHING, skip_logits=True).loss

@@ -1,18 +1,22 @@
-"""Training as a user runs it: our trainer's token batches beside Marian under Transformers' own trainer.
+"""Compare training as a user runs it: our trainer with token batches, and Marian under Transformers' own trainer.
 
     HF_DEEPWIDE_DATA=… python benchmarks/speed/training_system.py
     python benchmarks/speed/training_system.py --size "d 128" --precision bfloat16
     python benchmarks/speed/training_system.py --threads 1 --output benchmarks/results/training_system_amd.json
 
-All train on Multi30k, English to German, with the same tokenizer, optimizer, clipping and label smoothing. Marian has
-what Seq2SeqTrainer gives without further thought: a fixed number of shuffled sentences, padded to the longest by
-DataCollatorForSeq2Seq, and its default attention. A third system is Marian with sentences grouped by length, which a
-user can ask for. Marian has as many sentences in a batch as our batches have on average, so that updates see equally
-many real tokens. Ours has what a recipe gives: sentences of about equal length together, and the attention that suits
-the precision. An epoch is a random sample of the corpus, so that a few updates see sentences of all lengths.
+Three systems train on Multi30k, English to German, with the same tokenizer, optimizer, clipping and label smoothing:
 
-What counts is real target tokens a second, from the end of an update to the end of another, so the loading of batches
-is in it. The trainers take turns. Our process keeps freed memory (see `keep_memory`), and Marian gains from that, too.
+- Ours has the defaults of a recipe: sentences of about equal length together, and the attention that suits the
+  precision.
+- Marian has the defaults of Seq2SeqTrainer: a fixed number of shuffled sentences, padded to the longest by
+  DataCollatorForSeq2Seq, and its default attention.
+- The third system is Marian with sentences grouped by length, which is an option of the trainer.
+
+Marian's batches have as many sentences as our batches have on average, so that updates see equally many real tokens.
+An epoch is a random sample of the corpus, so that a few updates see sentences of all lengths. What counts is real
+target tokens per second. The time runs from the end of one update to the end of a later update, so it includes the
+loading of batches. The trainers take turns. Our process keeps freed memory (see `keep_memory`), which makes Marian
+faster, too.
 """
 
 import functools
@@ -49,7 +53,7 @@ WARM_UP = 1  # updates of a turn that are not counted
 
 
 class Clock(TrainerCallback):
-    """When each update ended."""
+    """A callback that records when each update ended."""
 
     def __init__(self) -> None:
         """Begin without updates."""
@@ -61,26 +65,26 @@ class Clock(TrainerCallback):
 
 
 class Counting:
-    """A collator that notes the real and the padded target tokens of each batch."""
+    """A collator that counts the target tokens of each batch, without padding and with padding."""
 
     def __init__(self, collator: Any) -> None:
-        """Stand in for `collator`."""
+        """Wrap `collator`."""
         self.collator = collator
         self.counts: list[tuple[int, int]] = []
 
     def __getattr__(self, name: str) -> Any:
-        """What the collator has."""
+        """Return an attribute of the wrapped collator."""
         return getattr(self.collator, name)
 
     def __call__(self, rows: Any) -> Any:
-        """Make a batch, and count."""
+        """Make a batch, and count its target tokens."""
         batch = self.collator(rows)
         self.counts.append((int((batch["labels"] != -100).sum()), batch["labels"].numel()))
         return batch
 
 
 def turn_of(make: Callable[[str, int], Any], updates: int, seed: int) -> dict[str, float]:
-    """Real target tokens a second, and an update, of one training run of some updates."""
+    """Train for `updates` updates; return real target tokens per second and per update, and the share of padding."""
     with tempfile.TemporaryDirectory() as folder:
         trainer, clock = make(folder, seed), Clock()
         trainer.add_callback(clock)
@@ -92,7 +96,7 @@ def turn_of(make: Callable[[str, int], Any], updates: int, seed: int) -> dict[st
 
 
 def measure(name: str, precision: str, updates: int, rounds: int, tokenizer: Any, corpus: Any) -> dict[str, Any]:
-    """Both systems in turns."""
+    """Measure the three systems in turns."""
     is_half = precision == "bfloat16"
     ids = {each: getattr(tokenizer, each) for each in IDS} | {"decoder_start_token_id": tokenizer.eos_token_id}
     fields = size(*SIZES[name]) | ids | {"vocab_size": len(tokenizer)}

@@ -1,14 +1,15 @@
-"""Translate a text by a trained model, and by the same weights in Transformers' own class: the same tokens, sooner.
+"""Compare a trained model with the same weights in a class of Transformers: tokens of the translations, and time.
 
     python benchmarks/speed/translated.py --model runs/mine --source test.en
     python benchmarks/speed/translated.py --model runs/mine --source test.en --as m2m_100 --threads 1 \\
         --output benchmarks/results/translated.json
 
-Both systems translate the same batches of sentences of about equal length, by `generate` in float32. They take turns
-at each batch. What counts is the ratio of the times for the whole text: the median over rounds. In a real text,
-translations end at different lengths. Our decoder leaves out sentences that have ended; Transformers' own does not.
+Both systems translate the same batches by `generate` in float32. A batch has sentences of about equal length. The
+systems take turns at each batch. What counts is the ratio of the times for the whole text, as the median over rounds.
+In a real text, translations end at different lengths. Our decoder leaves out sentences that have ended, and the class
+of Transformers does not.
 
-This trains the model of the comparison with Marian, in half an hour on one core:
+This command trains the model for the comparison with Marian, in half an hour on one core:
 
     hf-deepwide train multi30k_en_de_vanilla --training.output_dir runs/mine --model.encoder_layers 6 \\
         --model.decoder_layers 6 --model.position_embedding_type marian --training.max_tokens 2048 \\
@@ -34,11 +35,11 @@ from hf_deepwide.exporting.stock import STOCK, as_stock
 from hf_deepwide.loading import load_model, load_tokenizer
 
 SETTINGS = ((1, 1), (1, 5), (32, 1), (32, 5))  # sentences, beams
-SOME = 64  # sentences of the text that are translated one by one
+SOME = 64  # at least so many sentences, if the text has them, are translated one by one
 
 
 def batches_of(ids: list[list[int]], sentences: int) -> list[list[int]]:
-    """Numbers of sentences: all of them in batches of about equal length; of single sentences only some."""
+    """Batches of sentence indices, with about equal lengths in a batch. Batches of one sentence cover only a part."""
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     if sentences == 1:
         order = order[:: max(1, len(order) // SOME)]
@@ -48,12 +49,12 @@ def batches_of(ids: list[list[int]], sentences: int) -> list[list[int]]:
 def measure(
     models: dict[str, Any], tokenizer: Any, ids: list[list[int]], sentences: int, beams: int, rounds: int
 ) -> dict:
-    """Seconds of each model for the text, in the median round, and the share of sentences with the same tokens."""
+    """Translate with each model; return the seconds for the text, their ratio, and the share of equal translations."""
     seconds = {name: [0.0] * rounds for name in models}
     same, count, worked = 0, 0, []
     batches = batches_of(ids, sentences)
     turns = [(turn, rows) for turn in range(rounds) for rows in batches]
-    for turn, rows in [(None, batches[len(batches) // 2]), *turns]:  # the first is not counted
+    for turn, rows in [(None, batches[len(batches) // 2]), *turns]:  # the first batch is warm-up
         batch = tokenizer.pad({"input_ids": [ids[i] for i in rows]}, return_tensors="pt").to("cpu")
         options: dict[str, Any] = {"num_beams": beams, "do_sample": False, "max_length": 101}
         options |= {"early_stopping": True} if beams > 1 else {}

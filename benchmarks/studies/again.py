@@ -1,10 +1,11 @@
-"""Make one row of a study's table again, and set the new row beside the committed one.
+"""Make one row of a study's table again, and compare the new row with the committed row.
 
     HF_DEEPWIDE_DATA=PATH python benchmarks/studies/again.py benchmarks/studies/multi30k_converged.yaml vanilla_wide
 
 The search is not repeated: the runs have the setting that the committed search has chosen, and the committed seeds. A
-result is the same bit for bit only on an equal machine with equal versions. Elsewhere the two rows should agree within
-their standard errors over seeds. The comparison goes to `--results`, where an interrupted row is continued, too.
+result is the same bit for bit only on an equal machine with equal versions. On another machine the two rows should
+agree within their standard errors over seeds. The comparison is written to `--results`. The new records are there,
+too, so an interrupted row is continued with the same `--results`.
 """
 
 import argparse
@@ -28,12 +29,12 @@ PAGE = "again.md"
 
 
 class Again(Workshop):
-    """Makes the runs of one row, whatever has become of them before.
+    """Makes the runs of one row again, although they have committed records.
 
     Args:
-        study: what is studied.
-        system: the row.
-        committed: the records of the study, which chose the row's setting.
+        study: the study.
+        system: the system of the row.
+        committed: the committed records of the study, which chose the row's setting.
         runs: the folder for the runs' folders.
         results: the folder for the new records, and for the comparison.
         jobs: trainings at a time.
@@ -50,7 +51,7 @@ class Again(Workshop):
         self._others = [each for each in committed if each not in self.row.values()]
 
     def records(self) -> list[Record]:
-        """The new records, and those of the study but for the row."""
+        """The new records, and the study's committed records except the records of the row."""
         return [*self._others, *self.made()]
 
     def made(self) -> list[Record]:
@@ -67,7 +68,7 @@ class Again(Workshop):
         ]
 
     def report(self) -> str:
-        """Write both rows, and how far apart they are; returns them."""
+        """Write the comparison of the two rows, and return it; empty if there is no new record."""
         rows = {"committed": list(self.row.values()), "made again": self.made()}
         if not rows["made again"]:
             return ""
@@ -77,7 +78,7 @@ class Again(Workshop):
 
 
 def beside(study: Study, system: System, rows: dict[str, list[Record]]) -> str:
-    """The two rows as a table, and the distance of their mean losses in standard errors."""
+    """The two rows as a table, and the distance between their mean losses in standard errors."""
     measures = {
         "validation loss": (validation_loss, 3),
         TITLES[study.metric]: (lambda record: scores_of(record)[study.metric], 2),

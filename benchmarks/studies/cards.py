@@ -1,4 +1,4 @@
-"""One filled model card for each family, made from a study's records alone: nobody needs the models for it."""
+"""Write a filled model card for each family from a study's records alone, without the models."""
 
 import copy
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ def write_cards(study: Study, results: Path, folder: Path) -> None:
 
 
 def cards(study: Study, results: Path) -> dict[str, str]:
-    """Family to card, of the systems that the study names for it."""
+    """The model card of each family, for the systems that the study lists under `cards`."""
     rows = chosen_rows(study, read_records(results)) if study.cards else {}
     families = {
         name: next(iter(rows[name].values()))["recipe"]["model"]["family"] for name in study.cards if name in rows
@@ -33,7 +33,7 @@ def cards(study: Study, results: Path) -> dict[str, str]:
 
 
 def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
-    """The card of a system's run with the first seed, with the scores of all seeds and the corpus added."""
+    """The card of a system's run with the first seed; the scores of all seeds, and the corpus, are added."""
     seed, record = next(iter(rows[name].items()))
     card = card_of_results(_at_home(study, record), f"{study.name}_{name}")
     command = f"python {STUDIES}/again.py {STUDIES}/{study.name}.yaml {name} --runs runs/studies"
@@ -57,7 +57,7 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
 
 
 def _at_home(study: Study, record: Record) -> Record:
-    """The record with the paths that study.py gives; older records have those of an earlier place."""
+    """The record with the paths that study.py uses by default. Older records have paths of another folder."""
     record = copy.deepcopy(record)
     recipe: dict[str, dict[str, Any]] = record["recipe"]
     for section, key in (("training", "output_dir"), ("model", "init_from"), ("tokenizer", "path")):
@@ -67,7 +67,7 @@ def _at_home(study: Study, record: Record) -> Record:
 
 
 def _with(card: str, heading: str, before: str = "", after: str = "") -> str:
-    """The card with paragraphs around a heading.
+    """The card with paragraphs before and after a heading.
 
     Raises:
         ValueError: the card has no such heading, or several.

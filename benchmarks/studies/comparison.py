@@ -1,4 +1,4 @@
-"""The tests over sentences of a study: which runs they pair, and what is kept of them."""
+"""A study's tests over sentences: which runs they pair, and which results are kept."""
 
 import hashlib
 import itertools
@@ -19,10 +19,11 @@ COMPARISON = "comparison.json"
 
 
 def compare(study: Study, rows: Rows, results: Path) -> None:
-    """Test each system against the baseline, over the sentences, on the seeds that both have.
+    """Test each system against its baseline over sentences, on the seeds that both systems have.
 
-    A test whose translations have not changed is kept, and so is one whose translations are not here. There is no
-    test of several language pairs, whose score is a mean: `hf-deepwide compare` tests each pair's translations.
+    A test is kept if its translations have not changed, or are not on this machine. If the runs translate several
+    language pairs, there is no test, because the score is a mean. `hf-deepwide compare` tests the translations of each
+    pair.
     """
     if has_pairs(rows):
         return
@@ -66,12 +67,12 @@ def load_comparison(results: Path) -> dict[str, dict[str, Any]]:
 
 
 def baseline_of(study: Study, name: str) -> str | None:
-    """What a row is compared with; a pruned model has the baseline of its system."""
+    """The system that a row is compared with, if any. A pruned model has the baseline of its system."""
     return study.baseline_of(study.system(name.removeprefix(PRUNED)))
 
 
 def paired_runs(study: Study, rows: Rows, name: str) -> dict[str, Any]:
-    """The seeds that a system and its baseline share, and the names of their runs, the system's first."""
+    """The seeds that a system and its baseline share, and the names of the runs: the system's, then the baseline's."""
     theirs = rows.get(baseline_of(study, name) or "", {})
     seeds = sorted(rows[name].keys() & theirs.keys())
     return {"seeds": seeds, "runs": [[runs[seed]["run"] for seed in seeds] for runs in (rows[name], theirs)]}

@@ -1,4 +1,4 @@
-"""What a study is: a YAML file that names a recipe, systems, a search and seeds.
+"""The definition of a study: a YAML file that names a recipe, systems, a search and seeds.
 
     recipe:     a packaged recipe, or a file: data, tokenizer, training and evaluation of all runs
     overrides:  keys of the recipe by their dotted names, for all runs
@@ -19,9 +19,10 @@
     published:  {title, scores: {test set: score}}, which the scores of the only system are shown beside
 
 A setting gives values to dotted keys of the recipe. A stage has `settings`, and may have a `name`, `overrides` (such
-as fewer epochs) and `extend: true`: while the best value is the largest or the smallest, one more is tried beyond it.
-A system with a `base` starts from a model that is trained before it, by the same setting and seed. A system with a
-`start` starts from the winner of another system, seed by seed, with its setting and `start_rate` times its rate.
+as fewer epochs) and `extend: true`. With `extend`, the search tries one more value beyond the best value, as long as
+the best value is the largest or the smallest. A system with a `base` starts from a model that is trained before it,
+with the same setting and seed. A system with a `start` starts from the winner of another system: from its run with the
+same seed, with its setting, and with its learning rate times `start_rate`.
 """
 
 import sys
@@ -32,7 +33,7 @@ from typing import Any
 from hf_deepwide.errors import UserError
 from hf_deepwide.runs.recipe import Recipe, check_recipe, find_recipe, parse_yaml, read_values
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # reports and trainings, for all that import this file
+sys.path.insert(0, str(Path(__file__).parents[1]))  # importers of this file find reports and trainings
 
 Setting = dict[str, Any]
 
@@ -49,7 +50,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class System:
-    """One row of the table: `model` and `overrides` are what it has beside what all systems have."""
+    """One row of the table. `model` and `overrides` are added to the values that all systems have."""
 
     name: str
     title: str
@@ -65,7 +66,7 @@ class System:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study's file says."""
+    """The content of a study's file."""
 
     name: str
     recipe: dict[str, dict[str, Any]]
@@ -91,7 +92,7 @@ class Study:
         return next(system for system in self.systems if system.name == name)
 
     def baseline_of(self, system: System) -> str | None:
-        """The name of what a system is compared with; the baseline of the study is compared with nothing."""
+        """The name of the system that a system is compared with; None for the baseline of the study."""
         return None if system.name == self.baseline else system.baseline or self.baseline
 
     def are_paired(self, one: str, other: str) -> bool:
@@ -100,7 +101,7 @@ class Study:
         return bool(first & second)
 
     def stages(self, system: System) -> list[Stage]:
-        """The search of a system."""
+        """The stages of a system's search."""
         return system.search or self.search
 
 
@@ -119,7 +120,7 @@ def load_study(path: Path) -> Study:
         common = {key: value for key, value in values.items() if key not in ("recipe", "systems", "search")}
         stages = [Stage(**stage) for stage in values["search"]]
         study = Study(path.stem, recipe, systems=systems, search=stages, **common)
-    except (KeyError, TypeError, AttributeError) as error:  # no such key, one too many, or not a mapping
+    except (KeyError, TypeError, AttributeError) as error:  # a missing or an unknown key, or no mapping
         raise UserError(f"{path} is no study as definition.py describes it: {error}") from error
     names = [system.name for system in study.systems]
     for baseline in (study.baseline, *(system.baseline for system in study.systems)):
@@ -158,7 +159,7 @@ def _system(name: str, base: dict[str, Any] | None = None, search: list | None =
 
 
 def run_name(system: System, stage: Stage, setting: Setting, seed: int) -> str:
-    """The folder of a run: system, stage, setting and seed."""
+    """The name of a run's folder: system, stage, setting and seed."""
     values = [f"{key.rpartition('.')[2]}-{value}" for key, value in setting.items()]
     return "_".join([system.name, *([stage.name] if stage.name else []), *values, f"seed-{seed}"])
 
@@ -166,7 +167,7 @@ def run_name(system: System, stage: Stage, setting: Setting, seed: int) -> str:
 def recipe_of(
     study: Study, system: System, stage: Stage, setting: Setting, seed: int, runs: Path, start: str | None = None
 ) -> Recipe:
-    """The recipe of one run; `start` is the run that a system with a `start` starts from."""
+    """The recipe of one run; if the system has a `start`, the argument `start` names the run that it starts from."""
     values = {section: dict(keys) for section, keys in study.recipe.items()}
     values["model"] = {**study.model, **system.model}
     name = run_name(system, stage, setting, seed)
@@ -175,7 +176,7 @@ def recipe_of(
     if system.base is not None or system.start is not None:
         base = str(runs / (run_name(system.base, stage, setting, seed) if system.base else start or system.start))
         values["tokenizer"] = {}
-        overrides.pop("tokenizer.codes", None)  # the tokenizer is that of the base
+        overrides.pop("tokenizer.codes", None)  # the tokenizer of the base is used
         overrides |= {"model.init_from": base, "tokenizer.path": base}
     for key, value in overrides.items():
         section, _, field_name = key.partition(".")

@@ -13,26 +13,26 @@ from selection import Rows, validation_loss
 from hf_deepwide.analysis.figures import new_figure, save
 from hf_deepwide.evaluation.seeds import standard_error
 
-CLOSE = 0.3  # nats above the best mean loss up to which systems have points
+CLOSE = 0.3  # systems with a mean loss up to so many nats above the best one are drawn as points
 
 
 def curve_of(record: Record) -> list[list[float]]:
-    """Updates and validation loss; [] for a run of a version that did not keep them."""
+    """The updates and validation losses of a run; [] if an older version made the run and did not keep them."""
     return record["train"].get("validation_curve", [])
 
 
 def looks() -> Iterator[tuple[str, str]]:
-    """A style of line and a colour for each system: ten colours, then the next style."""
+    """Yield a line style and a colour for each system: ten colours in one style, then ten in the next style."""
     return itertools.product(["-", "--", ":", "-."], [f"C{number}" for number in range(10)])
 
 
 def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
-    """Validation loss against updates, a line a run, and beside it the loss of the final models.
+    """Plot the validation loss against updates, one line for each run, and beside it the loss of the final models.
 
-    A system has a colour; beyond ten systems lines are dashed and points hollow. The line of a run that starts from
-    another run begins where the other one ends. The line of a run that diverged ends in a cross. In the second panel a
-    point is a run, and a cross is the mean of a system with its standard error over seeds. Systems whose mean is more
-    than `CLOSE` above the best one are named there with their mean.
+    Each system has a colour. Beyond ten systems, lines are dashed and points are hollow. The line of a run that starts
+    from another run begins where the line of the other run ends. The line of a run that diverged ends in a cross. In
+    the second panel a point is a run, and a cross is the mean of a system with its standard error over seeds. If the
+    mean of a system is more than `CLOSE` above the best mean, the second panel shows the mean as a number.
     """
     figure, axes = new_figure(1, 2, (5.2, 4.5))
     curves, ends = axes[0]
@@ -66,7 +66,7 @@ def plot_curves(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = (
 
 
 def plot_ends(study: Study, rows: Rows, axis: Axes) -> None:
-    """The final validation loss of each run and the mean of each system, a line a system; see `plot_curves`."""
+    """Plot the final validation loss of each run and the mean of each system, a line a system; see `plot_curves`."""
     losses = {name: [validation_loss(run) for run in by_seed.values()] for name, by_seed in rows.items()}
     means = {name: statistics.mean(each) for name, each in losses.items()}
     far = min(means.values()) + CLOSE
@@ -89,9 +89,10 @@ def plot_ends(study: Study, rows: Rows, axis: Axes) -> None:
 
 
 def plot_gradient_norms(study: Study, rows: Rows, path: Path, lost: Sequence[Record] = ()) -> None:
-    """The gradient norm of each encoder layer at the first update that was logged and at the last, a line a system.
+    """Plot the gradient norm of each encoder layer at the first and at the last logged update, a line a system.
 
-    A row's first seed stands for it; a system without a row has a run that diverged, as far as that was logged.
+    Each row is represented by its run with the smallest seed. A system without a row is represented by a run that
+    diverged. Runs without logged norms are left out.
     """
     runs = {name: by_seed[min(by_seed)] for name, by_seed in rows.items() if not name.startswith(PRUNED)}
     for record in lost:

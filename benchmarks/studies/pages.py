@@ -28,7 +28,10 @@ TABLE, SEARCH = "table.md", "search.md"
 
 
 def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
-    """Compare, draw and write; returns the table, which also goes between the study's markers on `pages`."""
+    """Compare the systems, draw the figures and write the tables; return the table of the study.
+
+    The tables are also written to `pages`, between the study's markers.
+    """
     records = read_records(results)
     rows = chosen_rows(study, records)
     if records:
@@ -51,7 +54,7 @@ def write_pages(study: Study, results: Path, pages: Sequence[Path] = ()) -> str:
 
 
 def page_texts(study: Study, rows: Rows, records: Sequence[Record], results: Path) -> dict[str, str]:
-    """What stands on pages, by the first word of its marker: the table, its short form, the first and last search."""
+    """The texts for pages, by the first word of their markers, such as the table and the first stage of the search."""
     texts = {}
     if records:
         texts["search"] = search_grid(study, records, 0)
@@ -68,7 +71,7 @@ def page_texts(study: Study, rows: Rows, records: Sequence[Record], results: Pat
 
 
 def diverged_runs(study: Study, lost: Sequence[Record]) -> str:
-    """A line for each system with runs that diverged, in the search or in full."""
+    """A line for each system with runs that diverged, in any stage."""
     lines = []
     for system in study.systems:
         runs = [
@@ -82,7 +85,7 @@ def diverged_runs(study: Study, lost: Sequence[Record]) -> str:
 
 
 def search_table(study: Study, records: Sequence[Record]) -> str:
-    """All runs of a study, those of the search and those that diverged included."""
+    """The table of all runs of a study, including the runs of the search and the runs that diverged."""
     cells = [
         {
             "system": system.title,
@@ -104,7 +107,7 @@ def search_table(study: Study, records: Sequence[Record]) -> str:
 def search_grid(study: Study, records: Sequence[Record], number: int) -> str:
     """The validation losses of a stage with the first seed: a row for each system, a column for each setting.
 
-    Behind the loss stands the score, where the runs of the stage have one.
+    If the runs of the stage have a score, it follows the loss.
     """
     stage = study.search[number].name
     found: dict[str, dict[tuple, str]] = {}
@@ -128,7 +131,7 @@ def search_grid(study: Study, records: Sequence[Record], number: int) -> str:
 
 
 def layers_table(study: Study, rows: Rows) -> str:
-    """The layers that each posterior of each run uses in evaluation: a row for a stack."""
+    """The layers that each posterior of each run uses in evaluation, with a row for each stack."""
     return markdown(
         [
             {
@@ -148,7 +151,7 @@ def layers_table(study: Study, rows: Rows) -> str:
 
 
 def with_tables(page: str, study: Study, texts: dict[str, str]) -> str:
-    """The page with a study's tables between their markers, where it has them."""
+    """The page with a study's tables between their markers; a table without markers on the page is left out."""
     for kind, generated in texts.items():
         begin, end = f"<!-- {kind}: {study.name} -->\n", f"<!-- /{kind}: {study.name} -->"
         if begin in page:
@@ -157,7 +160,7 @@ def with_tables(page: str, study: Study, texts: dict[str, str]) -> str:
 
 
 def about_losses(study: Study, rows: Rows) -> list[str]:
-    """What the columns of the table of losses mean."""
+    """The explanations of the columns in the table of losses."""
     lines = [
         "**validation loss**: nats a token, of the final model, with label smoothing as in training. ± is a standard "
         "error over seeds. **not smoothed**: the same without label smoothing.",
@@ -184,7 +187,7 @@ def about_losses(study: Study, rows: Rows) -> list[str]:
 
 
 def about_scores(study: Study, rows: Rows) -> list[str]:
-    """What the columns of the table of scores mean."""
+    """The explanations of the columns in the table of scores."""
     if has_pairs(rows):
         return ["A score that names no language pair is the mean over the pairs."]
     run = next(iter(next(iter(rows.values())).values()))
@@ -204,7 +207,7 @@ def about_scores(study: Study, rows: Rows) -> list[str]:
 
 
 def beside_published(study: Study, rows: Rows) -> str:
-    """Test set by test set, the published score, and mean and standard deviation over seeds."""
+    """For each test set, the published score, and our mean and standard deviation over seeds."""
     cells = []
     for by_seed in rows.values():
         for name, published in study.published["scores"].items():
@@ -225,7 +228,10 @@ def beside_published(study: Study, rows: Rows) -> str:
 
 
 def table(study: Study, rows: Rows, results: Path) -> str:
-    """One row a system: losses with the tests in which a seed is the unit, and below them scores and settings."""
+    """Two tables with a row for each system: losses with the tests over seeds, then scores and settings.
+
+    A study with published scores has the table of `beside_published` instead.
+    """
     if study.published:
         return beside_published(study, rows)
     losses, scores = [], []
@@ -247,7 +253,7 @@ def listed(lines: Sequence[str]) -> str:
 def summary(study: Study, rows: Rows, results: Path) -> str:
     """The rows that `summary` in the study's file names, without the columns that need an explanation.
 
-    A comparison with published scores is short as it is.
+    A study with published scores has the table of `beside_published`, which is short.
     """
     if study.published:
         return beside_published(study, rows)
@@ -257,13 +263,13 @@ def summary(study: Study, rows: Rows, results: Path) -> str:
 
 
 def score_title(rows: Rows, metric: str) -> str:
-    """A score's title in a table; where runs have several test sets, it is of all their sentences together."""
+    """A score's title in a table. If runs have several test sets, the score is of all their sentences together."""
     several = any("sets" in run.get("test", {}) for by_seed in rows.values() for run in by_seed.values())
     return TITLES[metric] + ", all sets" * several
 
 
 def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, str]]:
-    """System to column to cell: validation loss first, with the tests in which a seed is the unit."""
+    """The cells of each system by column: first the validation losses and the tests over seeds, then the scores."""
     comparison, records = load_comparison(results), read_records(results)
     cells: dict[str, dict[str, str]] = {}
     p_columns = ["p (seeds)", "p (Holm)", *(["p (equal)"] if study.margin else [])]
@@ -307,9 +313,10 @@ def table_cells(study: Study, rows: Rows, results: Path) -> dict[str, dict[str, 
 
 
 def comparisons(study: Study, rows: Rows) -> str:
-    """The further comparisons that a study asks for, of systems that have rows, with tests over seeds.
+    """The table of a study's further comparisons, with tests over seeds, for pairs of systems that both have rows.
 
-    A comparison whose runs are not made yet counts in the correction, so that its runs cannot undo what was found.
+    A comparison whose runs are not made yet counts in Holm's correction. Its runs therefore cannot make an earlier
+    result insignificant.
     """
     pairs = [(one, other) for one, other in study.comparisons if one in rows and other in rows]
     found = {pair: sides for pair in pairs if (sides := Sides(study, rows, *pair)).ours}
@@ -341,14 +348,14 @@ def comparisons(study: Study, rows: Rows) -> str:
 
 
 class Sides:
-    """The runs of two systems, and tests over seeds whether they differ.
+    """The runs of two systems, and tests over seeds that show whether the systems differ.
 
-    Runs that start from the same trained model belong together. Their differences are tested seed by seed, on the
-    seeds that both systems have.
+    If runs with one seed start from the same trained model, they form a pair. Then the tests are over the differences
+    of the pairs, on the seeds that both systems have.
 
     Attributes:
-        ours, theirs: the runs of each side; none where a seed is needed on both sides, and no seed is.
-        paired: runs at the same place belong together.
+        ours, theirs: the runs of each system; empty if runs form pairs, and the systems have no seed in common.
+        paired: whether runs at the same place form a pair.
     """
 
     def __init__(self, study: Study, rows: Rows, one: str, other: str) -> None:
@@ -359,31 +366,31 @@ class Sides:
         )
 
     def values(self, value: Callable[[Record], float]) -> tuple[list[float], list[float]]:
-        """What `value` reads of each run."""
+        """The `value` of each run, for both systems."""
         return [value(run) for run in self.ours], [value(run) for run in self.theirs]
 
     def difference(self, value: Callable[[Record], float]) -> float:
-        """The difference of the means."""
+        """The difference between the means, ours minus theirs."""
         ours, theirs = map(statistics.mean, self.values(value))
         return ours - theirs
 
     def p(self, value: Callable[[Record], float]) -> float | None:
-        """The p of a difference."""
+        """The p of the test whether the means differ."""
         return (paired_t if self.paired else welch)(*self.values(value))
 
     def p_equal(self, value: Callable[[Record], float], margin: float) -> float | None:
-        """The p of a difference below the margin."""
+        """The p of the test whether the difference is below the margin."""
         return equivalence(*self.values(value), margin, paired=self.paired)
 
 
 def holm_of_planned(p_values: Sequence[float | None], planned: int) -> list[float | None]:
-    """Holm's correction for all planned tests; those that cannot be made yet count as if they found nothing."""
+    """Apply Holm's correction for all planned tests; a test that cannot be made yet counts with a p of 1."""
     counted = [1.0 if p is None else p for p in p_values] + [1.0] * (planned - len(p_values))
     return [None if p is None else adjusted for p, adjusted in zip(p_values, holm(counted), strict=False)]
 
 
 def in_millions(parameters: float) -> str:
-    """`3.00 M`."""
+    """A number of parameters in millions, such as `3.00 M`."""
     return f"{parameters / 1e6:.2f} M"
 
 
@@ -393,15 +400,15 @@ def has_baselines(study: Study) -> bool:
 
 
 def title_of_baseline(study: Study, name: str) -> str:
-    """The title of what a row is compared with."""
+    """The title of the system that a row is compared with."""
     baseline = baseline_of(study, name)
     return study.system(baseline).title if baseline else ""
 
 
 def costs(runs: list[Record], pruned: bool) -> dict[str, str]:
-    """Processor time of an update, with its share of validation and saving, and the peak of memory.
+    """The columns of costs: processor time of an update, with its share of validation and saving, and peak memory.
 
-    Other processes on the machine do not change it. A GPU's time is not in it.
+    Other processes on the machine do not change the processor time. It does not include the time of a GPU.
     """
     train = [run["train"] for run in runs]
     seconds = statistics.mean(60 * each["processor_minutes"] / each["steps"] for each in train)
@@ -413,29 +420,29 @@ def costs(runs: list[Record], pruned: bool) -> dict[str, str]:
 
 
 def setting_in_words(record: Record) -> str:
-    """`learning_rate 0.004, dropout 0.1`."""
+    """A record's setting, such as `learning_rate 0.004, dropout 0.1`."""
     return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in record["setting"].items())
 
 
 def updates(runs: list[Record]) -> str:
-    """`1,075 to 1,118`: of all seeds; runs that stop early differ."""
+    """The updates of the runs of all seeds, such as `1,075 to 1,118`: runs that stop early differ."""
     steps = sorted({run["train"]["steps"] for run in runs})
     return " to ".join(f"{count:,}" for count in dict.fromkeys([steps[0], steps[-1]]))
 
 
 def updates_since_start(study: Study, rows: Rows, name: str) -> str:
-    """`13,980 + 9,320`: the updates of the runs that a system starts from, if any, and its own."""
+    """The updates of the runs that a system starts from, if any, and of its own runs, such as `13,980 + 9,320`."""
     runs, starts = rows[name], rows.get(study.system(name).start or "", {})
     before = [starts[seed] for seed in runs if seed in starts]
     return " + ".join(updates(part) for part in (before, [*runs.values()]) if part)
 
 
 def layers_left(runs: list[Record]) -> str:
-    """`6 + 3 layers, 5 + 3 layers`: encoder and decoder, run by run."""
+    """The layers of encoder and decoder after pruning, run by run, such as `6 + 3 layers, 5 + 3 layers`."""
     return ", ".join(f"{run['layers']['encoder']} + {run['layers']['decoder']} layers" for run in runs)
 
 
 def with_error(values: list[float], digits: int = 2) -> str:
-    """Mean and standard error."""
+    """The mean and, for two values or more, the standard error, such as `36.10 ± 0.20`."""
     error = standard_error(values)
     return f"{statistics.mean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

@@ -1,10 +1,11 @@
-"""What is kept of a study's runs: a line a run in `runs.jsonl`, and the translations in `translations.jsonl.gz`.
+"""The records of a study's runs: a line a run in `runs.jsonl`, and the translations in `translations.jsonl.gz`.
 
-A record is the run's `results.json`, validation curve included, beside `run` (its name), `system`, `stage`, `setting`
-and `seed`; `digests_of_weights`, its own and those that it started from; `pruned`, the parameters, layers and scores
-of the model that pruning leaves; `chosen_layers` of a model of latent depth, by posterior and stack; and
-`gradient_norms`, by layer, at some moments of the training, where the recipe logs them. Translations are kept of the
-last stage, whose runs are the rows of the table; those of several language pairs stand one after the other.
+A record is the run's `results.json`, validation curve included, with further keys: `run` (its name), `system`,
+`stage`, `setting` and `seed`. `digests_of_weights` are of the run's weights and of the weights that it started from.
+`pruned` holds the parameters, layers and scores of the model after pruning. `chosen_layers` is for models of latent
+depth, by posterior and stack. `gradient_norms`, by layer, are from a few moments of the training, if the recipe logs
+them. Translations are kept for the last stage, whose runs are the rows of the table. The translations of several
+language pairs follow one after the other.
 """
 
 import gzip
@@ -19,8 +20,8 @@ from hf_deepwide.durable import whole_file, write_whole
 Record = dict[str, Any]
 RUNS, TRANSLATIONS = "runs.jsonl", "translations.jsonl.gz"
 GRADIENT_NORMS, CHOSEN_LAYERS = "gradient_norms", "chosen_layers"
-MOMENTS = 6  # of which gradient norms are kept
-PRUNED = "pruned "  # before the name of a system or a run: the same model without the layers that it does not use
+MOMENTS = 6  # gradient norms are kept for so many updates
+PRUNED = "pruned "  # before the name of a system or a run: the same model without its unused layers
 
 
 def read_records(results: Path) -> list[Record]:
@@ -32,17 +33,17 @@ def read_records(results: Path) -> list[Record]:
 
 
 def scores_of(record: Record) -> dict[str, Any]:
-    """The test scores of a run; of several language pairs, the means over the pairs."""
+    """The test scores of a run; for several language pairs, the means over the pairs."""
     return record["test"].get("average", record["test"])
 
 
 def parts_of(record: Record) -> dict[str, dict[str, Any]]:
-    """The scores of each of a run's language pairs, or of each of its test sets, where there are several."""
+    """The scores of each language pair of a run, or of each test set; empty if the run has only one of each."""
     return record["test"].get("pairs") or record["test"].get("sets") or {}
 
 
 def read_translations(results: Path) -> dict[str, list[str]]:
-    """Run to its translations of the test set; empty where they are not kept."""
+    """The translations of the test set by run; empty if the file does not exist."""
     file = results / TRANSLATIONS
     if not file.is_file():
         return {}
@@ -51,7 +52,10 @@ def read_translations(results: Path) -> dict[str, list[str]]:
 
 
 def add_record(results: Path, record: Record, translations: dict[str, list[str]]) -> None:
-    """Add a run; both files appear whole, as a report may be reading them. With its record a run is done."""
+    """Add a run. A run with a record is done, so the record is written last.
+
+    Each file is replaced as a whole, because a report may be reading it.
+    """
     results.mkdir(parents=True, exist_ok=True)
     if translations:
         write_translations(results, read_translations(results) | translations)
@@ -75,7 +79,7 @@ def write_translations(results: Path, translations: dict[str, list[str]]) -> Non
 
 
 def gradient_norms(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The gradient norms by layer that were logged, at a few moments from the first to the last, with three digits."""
+    """The logged gradient norms by layer, with three digits, at up to `MOMENTS` updates from the first to the last."""
     logged = [entry for entry in history if KEY in entry]
     places = sorted({round(number * (len(logged) - 1) / (MOMENTS - 1)) for number in range(MOMENTS)}) if logged else []
     return [

@@ -1,6 +1,6 @@
-"""Which runs a study needs next, which setting its search has chosen, and what the runs of a system come to.
+"""Find out which runs a study needs next, which setting its search has chosen, and which runs its tables show.
 
-Validation loss chooses: the test set may not.
+The validation loss decides, never the test set.
 """
 
 import math
@@ -13,16 +13,16 @@ from records import PRUNED, Record
 from hf_deepwide.evaluation.seeds import standard_error
 
 RATE = "training.learning_rate"
-Rows = dict[str, dict[int, Record]]  # system, or system pruned, to seed to record
+Rows = dict[str, dict[int, Record]]  # the records by system (or pruned system) and seed
 
 
 def key_of(setting: Setting) -> tuple:
-    """A setting as something to look up."""
+    """A setting as a key of a dictionary."""
     return tuple(sorted(setting.items()))
 
 
 def tried(records: Sequence[Record], system: System, stage: Stage, seed: int) -> dict[tuple, Record]:
-    """Setting to record, of the runs of a stage."""
+    """The records of a stage's runs with a seed, by setting."""
     return {
         key_of(record["setting"]): record
         for record in records
@@ -31,9 +31,9 @@ def tried(records: Sequence[Record], system: System, stage: Stage, seed: int) ->
 
 
 def validation_loss(record: Record) -> float:
-    """Of the final model, in nats a token, smoothed as in training; else the least of the validation curve.
+    """The validation loss of the final model, in nats per token, with label smoothing as in training.
 
-    It is infinite where the run diverged.
+    If it was not measured, the least loss of the validation curve. If the run diverged, the loss is infinite.
     """
     if "diverged" in record:
         return math.inf
@@ -41,15 +41,16 @@ def validation_loss(record: Record) -> float:
 
 
 def best(records: Sequence[Record], system: System, stage: Stage, seed: int) -> Setting | None:
-    """The setting with the least validation loss in a stage; None while nothing was tried that did not diverge."""
+    """The setting with the least validation loss in a stage; None while all its runs diverged, or there is none."""
     runs = [run for run in tried(records, system, stage, seed).values() if "diverged" not in run]
     return min(runs, key=validation_loss)["setting"] if runs else None
 
 
 def settings_of(study: Study, system: System, number: int, records: Sequence[Record]) -> list[Setting]:
-    """The settings that a stage tries, with those beyond an edge.
+    """The settings that a stage tries, including the settings that `extend` adds.
 
-    There are none while the stage before it goes on, and where all of that stage's runs diverged.
+    There are none while the stage before it has runs to make, or if all runs of that stage diverged. The same holds
+    for the search of the system in `start`.
     """
     stages, seed = study.stages(system), study.seeds[0]
     start: Setting = {}
@@ -75,7 +76,7 @@ def settings_of(study: Study, system: System, number: int, records: Sequence[Rec
     done = tried(records, system, stage, seed)
     while all(key_of(setting) in done for setting in settings):
         values = sorted(setting[key] for setting in settings)
-        # Where all diverge, the smallest value is nearest to one that does not.
+        # If all values diverge, search below the smallest value: it is nearest to a value that does not diverge.
         least = min(settings, key=lambda setting: (validation_loss(done[key_of(setting)]), setting[key]))[key]
         if least not in (values[0], values[-1]):
             break
@@ -85,7 +86,7 @@ def settings_of(study: Study, system: System, number: int, records: Sequence[Rec
 
 
 def winner(study: Study, system: System, records: Sequence[Record]) -> Setting | None:
-    """The setting that the search of a system has chosen; None while the search goes on, and if all runs diverged."""
+    """The setting that the search of a system has chosen; None while the search goes on, or if all runs diverged."""
     stages, seed = study.stages(system), study.seeds[0]
     settings = settings_of(study, system, len(stages) - 1, records)
     done = tried(records, system, stages[-1], seed)
@@ -95,7 +96,7 @@ def winner(study: Study, system: System, records: Sequence[Record]) -> Setting |
 
 
 def winners_run(study: Study, name: str, seed: int, records: Sequence[Record]) -> str | None:
-    """The run of a system's winner with a seed, where it has ended and has not diverged."""
+    """The name of the run with a system's chosen setting and a seed; None if it has not ended, or diverged."""
     system = study.system(name)
     setting, stage = winner(study, system, records), study.stages(system)[-1]
     record = None if setting is None else tried(records, system, stage, seed).get(key_of(setting))
@@ -105,7 +106,7 @@ def winners_run(study: Study, name: str, seed: int, records: Sequence[Record]) -
 
 
 def seeds_of(study: Study, system: System, records: Sequence[Record]) -> list[int]:
-    """The seeds to train the winner of a system with; more where the system is close to the baseline."""
+    """The seeds to train a system's chosen setting with; more seeds if the system is close to the baseline."""
     losses = []
     for each in (system, study.system(study.baseline)):
         setting, stage = winner(study, each, records), study.stages(each)[-1]
@@ -120,7 +121,7 @@ def seeds_of(study: Study, system: System, records: Sequence[Record]) -> list[in
 
 
 def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
-    """The runs of the last stage with the setting that the search has chosen, by system and seed; none diverged."""
+    """The last stage's runs with the chosen setting, by system and seed, without runs that diverged."""
     rows: Rows = {}
     for system in study.systems:
         stage = study.stages(system)[-1]
@@ -139,7 +140,7 @@ def chosen_rows(study: Study, records: Sequence[Record]) -> Rows:
 
 
 def leading_rows(study: Study, records: Sequence[Record]) -> Rows:
-    """The runs that figures show: those of `chosen_rows`, and of a system that is still searched the best in full."""
+    """The runs that figures show: `chosen_rows`, and for other systems the best run of the last stage so far."""
     chosen, seed, rows = chosen_rows(study, records), study.seeds[0], {}
     for system in study.systems:
         stage = study.stages(system)[-1]
@@ -152,7 +153,7 @@ def leading_rows(study: Study, records: Sequence[Record]) -> Rows:
 
 
 def lost_seeds(study: Study, system: System, records: Sequence[Record]) -> int:
-    """How many runs of the winner of a system have diverged."""
+    """The number of runs with a system's chosen setting that have diverged."""
     setting, stage = winner(study, system, records), study.stages(system)[-1]
     seeds = [*study.seeds, *study.close_seeds]
     runs = [tried(records, system, stage, seed).get(key_of(setting or {}), {}) for seed in seeds]

@@ -6,11 +6,12 @@
     … --report                            train nothing; write the pages and cards of the runs that are there
     … --adopt runs/tiny-1 runs/tiny-2     score these finished runs on the study's test sets, and keep their records
 
-definition.py says what a study is. Each training is a process of its own; `--jobs` of them run at a time, each with
-its share of the cores. When a run ends, its record and its translations are added to benchmarks/results/STUDY. A run
-that has a record is not made again, on whatever machine it was made, and an interrupted run is resumed: give the same
-command. To repeat a study from the beginning, give `--results` an empty folder. A long study should run from a copy of
-the repository (`git worktree add ../study`), which nobody edits: all trainings take the code beside this file.
+definition.py describes the file of a study. Each training is a process of its own. `--jobs` trainings run at a time,
+each with its share of the cores. When a run ends, its record and its translations are added to
+benchmarks/results/STUDY. A run that has a record, from any machine, is not made again. An interrupted run is resumed:
+give the same command. To repeat a study from the beginning, give `--results` an empty folder. All trainings use the
+code beside this file. A long study should therefore run from a copy of the repository that nobody edits
+(`git worktree add ../study`).
 """
 
 import argparse
@@ -78,7 +79,7 @@ class Run(NamedTuple):
 
     @property
     def fields(self) -> Record:
-        """What a record of the run begins with."""
+        """The first fields of the run's record."""
         return {
             "run": self.name,
             "system": self.system.name,
@@ -92,12 +93,12 @@ class Workshop:
     """Makes the runs of a study and keeps their records.
 
     Args:
-        study: what is studied.
+        study: the study.
         runs: the folder for the runs' folders.
         results: the folder for the records and pages.
         jobs: trainings at a time.
-        pages: where the table, or its short form, is shown, too.
-        cards: the folder for the cards of the families, if they are to be written.
+        pages: the pages that also show the study's tables.
+        cards: the folder for the model cards of the families; None writes no cards.
     """
 
     def __init__(
@@ -116,17 +117,17 @@ class Workshop:
         self._training: dict[str, threading.Lock] = {}
 
     def records(self) -> list[Record]:
-        """The records by which runs are chosen."""
+        """The records that decide which runs are made."""
         return read_records(self.results)
 
     def make(self, systems: list[System]) -> None:
         """Make all runs that are missing, `jobs` at a time.
 
-        Whenever a run ends, the next run is looked up: the first one missing, system by system. A study that is
-        stopped at any moment has therefore finished its first systems.
+        Whenever a run ends, the first missing run is started, in the order of the systems. A study that is stopped at
+        any moment has therefore finished its first systems.
 
         Raises:
-            UserError: runs have failed; what does not depend on them was made.
+            UserError: runs have failed; all runs that do not depend on them were made.
         """
         begun: set[str] = set()
         running: dict[concurrent.futures.Future[None], str] = {}
@@ -172,11 +173,11 @@ class Workshop:
         return [run for run in missing if not run.system.start or self._start(run, records)]
 
     def _start(self, run: Run, records: Sequence[Record]) -> str | None:
-        """The run that a run of a system with a `start` starts from, where it has ended."""
+        """The name of the run that a run starts from, if its system has a `start` and that run has ended."""
         return winners_run(self.study, run.system.start, run.seed, records) if run.system.start else None
 
     def _recipe_of_record(self, name: str) -> Recipe:
-        """The recipe of a run that has a record, to make the run again where its folder is missing."""
+        """The recipe of a run that has a record, to make the run again if its folder is missing."""
         record = next(each for each in self.records() if each["run"] == name)
         system = self.study.system(record["system"])
         stage = next(each for each in self.study.stages(system) if each.name == record["stage"])
@@ -184,7 +185,7 @@ class Workshop:
         return recipe_of(self.study, system, stage, record["setting"], record["seed"], self.runs, before)
 
     def order(self, systems: list[System]) -> str:
-        """What is done, and the runs that come next, system by system."""
+        """A text that says, system by system, what is done, and which runs come next."""
         records, missing, lines = self.records(), self.missing(systems), []
         for system in systems:
             done = sum(record["system"] == system.name for record in records)
@@ -196,19 +197,19 @@ class Workshop:
         return "\n".join(lines)
 
     def _make(self, run: Run) -> None:
-        """Make one run, and the run of its base before it, and keep its record."""
+        """Make one run, after the runs that it starts from, and keep its record."""
         start = self._start(run, self.records())
         recipes = [
             recipe_of(self.study, system, run.stage, run.setting, run.seed, self.runs, start)
             for system in (run.system.base, run.system)
             if system is not None
         ]
-        if start is not None:  # its record may be of another machine, and its folder is not here then
+        if start is not None:  # its record may be from another machine; then its folder is missing here
             recipes.insert(0, self._recipe_of_record(start))
         recipe = recipes[-1]
         try:
             for each in recipes:
-                # Two runs may start from the same one, which is made once.
+                # Two runs may start from the same run, which is made only once.
                 with self._training.setdefault(each.name, threading.Lock()):
                     train(each.values, threads=self.threads)
         except NonFiniteError as error:
@@ -233,7 +234,7 @@ class Workshop:
         The run may have had other test sets. Its validation losses are measured again.
 
         Raises:
-            UserError: it is no finished run, or it was trained by another recipe.
+            UserError: the folder holds no finished run, or the run was trained by another recipe.
         """
         earlier = read_results(folder)
         if not earlier:
@@ -241,7 +242,7 @@ class Workshop:
         seed, (system, *_) = earlier["recipe"]["training"]["seed"], self.study.systems
         run = Run(system, self.study.stages(system)[-1], {}, seed)
         recipe = recipe_of(self.study, system, run.stage, run.setting, seed, folder.parent)
-        if "pad_to_multiple_of" in recipe.values["training"]:  # what it was, whether or not its recipe said so
+        if "pad_to_multiple_of" in recipe.values["training"]:  # the value used, even if the recipe lacks it
             earlier["recipe"]["training"].setdefault("pad_to_multiple_of", earlier["train"].get("padding", 8))
         apart = {"data.test", "data.root", "training.output_dir", "training.disable_tqdm"}
         changes = [
@@ -259,7 +260,7 @@ class Workshop:
         self._keep(run.fields | results | {"recipe": own.values}, {run.name: lines})
 
     def _keep(self, record: Record, translations: dict[str, list[str]]) -> None:
-        """Keep a record, in the place of an older one of the run, and write the pages anew."""
+        """Keep a record, in place of an older record of the run, and write the pages again."""
         with self._writing:
             records = read_records(self.results)
             others = [each for each in records if each["run"] != record["run"]]
@@ -269,14 +270,14 @@ class Workshop:
             self.report()
 
     def report(self) -> str:
-        """Write the pages and the cards of the runs that are there; returns the table."""
+        """Write the pages and the cards of the runs that are there; return the table."""
         if self.cards:
             write_cards(self.study, self.results, self.cards)
         return write_pages(self.study, self.results, self.pages)
 
 
 def diverged(run: Run, recipe: Recipe, reason: str) -> Record:
-    """The record of a run that diverged, or whose base did: its setting was tried, and no other has a larger loss."""
+    """The record of a run that diverged, or whose base diverged. Its setting counts as tried; its loss is infinite."""
     history = load_history(recipe.output_dir) if checkpoints(recipe.output_dir) else []
     curve = [[entry["step"], entry["eval_loss"]] for entry in history if "eval_loss" in entry]
     lost = {"diverged": reason, "train": {"validation_curve": curve}}
@@ -284,14 +285,14 @@ def diverged(run: Run, recipe: Recipe, reason: str) -> Record:
 
 
 def logged_norms(recipe: Recipe) -> Record:
-    """The gradient norms in a run's log, where its recipe asks for them and it came to a checkpoint."""
+    """The gradient norms in a run's log, if its recipe asks for them and the run has a checkpoint."""
     if not recipe.values["training"].get("gradient_norms") or not checkpoints(recipe.output_dir):
         return {}
     return {GRADIENT_NORMS: gradient_norms(load_history(recipe.output_dir))}
 
 
 def weights_of(recipe: Recipe) -> Record:
-    """The digests of a run's weights and of those that it started from: they show which runs belong together."""
+    """The digests of a run's weights and of the weights that it started from: they show which runs belong together."""
     folders = {"weights": recipe.output_dir, "started_from": recipe.init_from and Path(recipe.init_from)}
     files = {name: folder / WEIGHTS for name, folder in folders.items() if folder}
     return {"digests_of_weights": {name: sha256_of(file) for name, file in files.items() if file.is_file()}}
@@ -307,7 +308,7 @@ def chosen_layers(recipe: Recipe) -> Record:
 
 
 def score_pruned(recipe: Recipe) -> tuple[dict, list[str]]:
-    """Parameters, layers and test scores of the layers that a latent-depth model has chosen, and the translations."""
+    """Prune a latent-depth model; return its parameters, layers and test scores, and its translations."""
     small = prune(load_model(AutoModelForSeq2SeqLM, recipe.output_dir))
     texts, tokenizer = load_parallel(recipe.data, "test"), load_tokenizer(recipe.output_dir)
     test, by_pair = translate_and_score(

@@ -1,10 +1,10 @@
-"""Keep the learning curves of a study's runs that were stopped, where their models are lost.
+"""Keep the learning curves of a study's runs that were stopped, if their models are lost.
 
     python benchmarks/studies/unfinished.py benchmarks/studies/STUDY.yaml --machine "NVIDIA H200" runs/STUDY/*.log
 
-A machine that is lent for minutes goes back with all that is on it. What a run's log says of its validation losses
-remains. These are no records: study.py makes the runs again. The report is benchmarks/results/STUDY/unfinished.json,
-with a table and a figure beside it.
+A machine that is lent for minutes is given back with all the models on it. Only the validation losses in the logs of
+the runs remain. These losses are no records: study.py makes the runs again. The report is
+benchmarks/results/STUDY/unfinished.json, with a table and a figure beside it.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from hf_deepwide.errors import UserError, run_script
 
 RESULTS = Path(__file__).parents[1] / "results"
 VALIDATION = re.compile(r"^step (\d+), epoch ([\d.]+): validation loss ([\d.]+)(?:, BLEU [\d.]+)?$", re.MULTILINE)
-TRAINED = " holds the weights of checkpoint-"  # logged when the training has ended, and nothing is scored yet
+TRAINED = " holds the weights of checkpoint-"  # logged when the training has ended, before anything is scored
 
 
 def read_log(text: str) -> dict[str, Any]:
-    """The validation curve of a log, `[step, epoch, loss]` each, and whether the training came to its end."""
+    """Read the validation curve of a log, a list of `[step, epoch, loss]`, and whether the training was completed."""
     curve = [[int(step), float(epoch), float(loss)] for step, epoch, loss in VALIDATION.findall(text)]
     return {"curve": curve, "trained_to_the_end": TRAINED in text}
 

@@ -1,4 +1,4 @@
-"""What is logged and drawn of deep models: layer utilisation, gradient norms, samples, runs side by side."""
+"""Logs and figures of deep models: layer utilisation, gradient norms, samples, runs side by side."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """A finished run of six steps with one posterior, logged at every second, and its trainer."""
+    """A finished run of six steps with one posterior, logged every second step, and its trainer."""
     folder = tmp_path_factory.mktemp("run") / "latent"
     trainer = build_trainer(
         corpus, folder, gradient_norms=True, max_steps=6, logging_steps=2, save_steps=2, posterior_learning_rate=5.0
@@ -75,7 +75,7 @@ def test_logs_utilisation_after_a_resume(run, corpus):
 
 @pytest.mark.parametrize("family", ["latent_depth", "vanilla_transformer", "marian"])
 def test_gradient_norms_are_those_of_all_parameters_of_a_layer_before_clipping(family, corpus, tmp_path, monkeypatch):
-    """Of the whole step, accumulated over two batches, against sums of squares."""
+    """Compare the norms of a whole step, accumulated over two batches, with sums of squares."""
     model_fields = LATENT if family == "latent_depth" else {"dropout": 0.0, "decoder_layers": 2}
     trainer = build_trainer(
         corpus, tmp_path, family=family, model=model_fields, gradient_norms=True, gradient_accumulation_steps=2,
@@ -86,7 +86,7 @@ def test_gradient_norms_are_those_of_all_parameters_of_a_layer_before_clipping(f
         noise = iter(torch.randn(4, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
         drawn = {}
 
-        def draw(logits):  # the trainer's forward passes draw what ours draw
+        def draw(logits):  # the trainer's forward passes get the same noise as the passes below
             index = drawn.setdefault("count", 0)
             drawn["count"] += 1
             if index < 4:
@@ -113,7 +113,7 @@ def test_gradient_norms_are_those_of_all_parameters_of_a_layer_before_clipping(f
 
 
 def test_a_scaled_loss_has_the_norms_of_the_loss_itself_from_the_first_step(corpus, tmp_path):
-    """As fp16 scales it."""
+    """The loss is scaled as in fp16."""
     norms = []
     for scale in (None, 16.0):
         options = {"gradient_norms": True, "max_grad_norm": 0, "logging_steps": 4, "logging_first_step": True}

@@ -1,4 +1,4 @@
-"""Figures: text of users is shown as it is, and a figure is there in full or not at all."""
+"""Figures: text from users is shown unchanged, and a figure file is complete or does not exist."""
 
 import errno
 import re
@@ -16,7 +16,7 @@ from hf_deepwide.analysis.layer_utilization import plot_layer_utilization, plot_
 from hf_deepwide.analysis.learning_curves import plot_learning_curves, plot_runs
 from hf_deepwide.errors import UserError
 
-ODD = r"from $5 \frac{ to $6"  # which Matplotlib takes for a formula, and a wrong one
+ODD = r"from $5 \frac{ to $6"  # Matplotlib takes this text for a formula, and the formula is invalid
 HISTORY = [
     {"step": step, "loss": 5 / step, "grad_norm": 10.0**step, "gradient_norms": {"encoder": [0.01, 1, 100]},
      "layer_utilization": {"decoder": [[0.1, 0.9], [0.2, 0.8]]}}
@@ -43,7 +43,7 @@ def test_dollar_signs_are_shown(name, tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are saved."""
+    """A list that receives each figure that is saved."""
     figures = []
     plain = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **o: (figures.append(figure), plain(figure, *a, **o))[1])
@@ -71,7 +71,7 @@ def test_a_curve_of_one_point_is_seen(drawn, tmp_path):
 
 
 def test_the_loss_of_a_run_is_that_which_validation_has(drawn, tmp_path):
-    """Without the further terms of latent depth."""
+    """The training loss is `reconstruction`, without the further terms of latent depth."""
     history = [{"step": 1, "loss": 9.0, "reconstruction": 2.0}, {"step": 1, "eval_loss": 2.1}]
     plot_learning_curves(history, tmp_path / "curves.png", title="")
     training, validation = drawn[0].axes[0].get_lines()

@@ -1,4 +1,4 @@
-"""What is seen inside a model in one pass: attention of each branch, gates of depth-wise LSTMs, layers that ran."""
+"""A look inside a model in one pass: attention of each branch, gates of depth-wise LSTMs, layers that ran."""
 
 import xml.etree.ElementTree
 
@@ -21,7 +21,7 @@ def texts(figure):
 
 
 def naive_branches(attention, queries, memory):
-    """Attention of each branch, the mean of its heads `[N, T, S]`, by loops over branches and heads."""
+    """The attention of each branch `[N, T, S]`: the mean over its heads, by loops over branches and heads."""
     width = attention.head_dim
     q, k = attention.q_proj(queries), attention.k_proj(memory)
     branches = []

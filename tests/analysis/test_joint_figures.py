@@ -1,4 +1,4 @@
-"""What joins layers, drawn: which layers read which, and the gates of a solver over training."""
+"""Figures of the joints between layers: which layers read which, and the gates of a solver over training."""
 
 import json
 
@@ -24,7 +24,7 @@ from hf_deepwide_cli import main
 
 
 def test_records_the_weights_that_the_sums_use():
-    """Period and dilation 2 of three decoder layers: only behind layer 2 there is a sum, without layer 1."""
+    """With period and dilation 2, three decoder layers have only one sum, behind layer 2. It leaves out layer 1."""
     model = build("vanilla-denseformer-sparse")
     weights = model.model.decoder.combination.combination_weights
     used = [[1, 0, 0, 0], [0, 1, 0, 0], [weights[2, 0].item(), 0, weights[2, 2].item(), 0], [0, 0, 0, 1]]

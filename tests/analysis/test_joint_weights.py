@@ -1,4 +1,4 @@
-"""What sub-layers read of sources and streams, measured and drawn."""
+"""The weights with which sub-layers read sources and streams, measured and drawn."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_queries_of_zero_read_all_sources_alike():
 
 
 def test_query_weighs_similar_sources_most():
-    """Blocks of two layers: of three decoder layers the sources are the embeddings and two sums."""
+    """With blocks of two layers, three decoder layers have three sources: the embeddings and two sums."""
     model = build("vanilla-attention-blocks")
     assert joint_weights(model)["decoder"].shape == (9, 3)
     last, seen = joined_stacks(model)["decoder"][-1], []
@@ -75,7 +75,7 @@ def test_the_heat_map_shows_each_stack(case, labels, tmp_path):
     assert (encoder.get_title(), decoder.get_title()) == ("encoder", "decoder")
     assert [label.get_text() for label in decoder.get_xticklabels()] == labels
     shown = decoder.images[0].get_array()
-    if case == "vanilla-mhc":  # what sub-layer 2 reads, and what of stream 3 goes to stream 1
+    if case == "vanilla-mhc":  # the weights that sub-layer 2 reads with; the part of stream 3 in stream 1
         assert shown[1, :3].tolist() == pytest.approx(weights["decoder"][1, :, 0].tolist())
         assert shown[1, 5] == pytest.approx(weights["decoder"][1, 2, 1].item())
     assert "What each sub-layer reads" in pictures(model, None, None)

@@ -1,4 +1,4 @@
-"""The studies of code: like is compared with like, and a small one runs from its corpus to its table."""
+"""The studies of code: all systems are searched alike, and a small study runs from its corpus to its table."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +24,7 @@ CODE = ["if  x :", "x = f ( y )", "return x"] * 10
 
 
 class Here(ThreadPoolExecutor):
-    """Runs what it is given at once, in the thread that gives it."""
+    """An executor that runs each task at once, in the thread that submits it."""
 
     def submit(self, function, *arguments, **options):
         future = Future()
@@ -74,7 +74,7 @@ def test_study_runs_from_corpus_to_table(tmp_path, monkeypatch):
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     study, results = load_study(path), tmp_path / "results"
-    # test_studies.py has the processes in which a study trains, and their threads
+    # test_studies.py tests the processes and threads in which a study trains
     monkeypatch.setattr(command, "train", lambda recipe, threads: run_recipe(check_recipe(recipe, "run", "run.yaml")))
     monkeypatch.setattr(command.concurrent.futures, "ThreadPoolExecutor", Here)
     command.Workshop(study, tmp_path / "runs", results, 1).make(study.systems)

@@ -1,4 +1,4 @@
-"""The losses of `benchmarks/dropout_gap.py`, beside a sum over tokens one by one, and its report."""
+"""The losses of `benchmarks/dropout_gap.py`, compared with a sum over single tokens, and its report."""
 
 import dropout_gap
 import pytest

@@ -1,4 +1,4 @@
-"""The papers' tables: every row's recipe loads, every count is the printed one, and the pages are up to date."""
+"""The papers' tables: every row's recipe loads, every count is the paper's, and the pages are up to date."""
 
 import copy
 import itertools
@@ -15,9 +15,9 @@ from hf_deepwide.runs.recipe import PACKAGED, packaged_recipes, parse_overrides
 TABLES = tables()
 ROWS = [row for table in TABLES for row in table.rows]
 TRAINED = [row for row in ROWS if row.recipe]
-# a table of quoted systems prints the sizes of models that are not here
+# some rows quote systems that this library does not have: their sizes cannot be checked
 PRINTED = [row for row in ROWS if row.printed and (row.recipe or row.config)]
-# of a paper: number of each table, and how many rows it has
+# for each paper: the numbers of its tables, and how many rows each table has
 COMPLETE = {
     "Fan": {
         **{"1": 10, "section 4.2": 1, "2": 5, "3 left": 7, "3 right": 7, "4": 9, "5": 4, "6": 6, "7": 6, "8": 6},
@@ -63,9 +63,10 @@ def test_counts_are_the_printed_ones(table):
 
 
 def test_the_classifiers_have_the_sizes_of_their_base():
-    """RoBERTa-large in closed form; a second copy of each attention has its four projections once more.
+    """Compare with RoBERTa-large in closed form. A second branch repeats the four projections of each attention.
 
-    Two rows of RoBERTa's table of positions are used by no text, and its one token type is added to all others.
+    The formula leaves out two rows of RoBERTa's position table, which no text uses. It also leaves out the only
+    token-type embedding, which RoBERTa adds to every token.
     """
     d, layers, positions, vocabulary = 1024, 24, 512, 50265
     attention, ffn, norm = 4 * (d * d + d), 2 * 4 * d * d + 5 * d, 2 * d
@@ -77,7 +78,7 @@ def test_the_classifiers_have_the_sizes_of_their_base():
 
 
 def test_explains_only_rows_that_differ():
-    """And a note excuses a printed number only where ours is not that one."""
+    """A row has a note if, and only if, our count differs from the printed number."""
     for row in PRINTED:
         plain = copy.copy(row)
         plain.should_be, plain.paper_has = None, 0
@@ -85,7 +86,7 @@ def test_explains_only_rows_that_differ():
 
 
 def test_counts_notice_one_layer_more_or_less():
-    """In the encoder or in the decoder, of the first and the last row of each table that prints sizes."""
+    """In each table that prints sizes, change a stack of the first row, and a stack of the last row."""
     for _, rows in itertools.groupby(PRINTED, key=lambda row: (row.paper, row.table)):
         rows = list(rows)
         for row, stack, step in (
@@ -140,16 +141,16 @@ def test_what_is_wrong_in_a_data_file_is_named(change, words):
 
 
 def test_recipes_of_the_papers_are_rows():
-    """By themselves, or as a row with what a column overrides."""
+    """Each recipe is a row's own recipe, or equals a row with the overrides of one column."""
     names, rows = set(packaged_recipes()), {row.recipe for row in TRAINED}
     of_papers = {name for name in names if "Table " in (PACKAGED / f"{name}.yaml").read_text(encoding="utf-8")}
-    # Multi30k is of no paper, and this direction of TED8-Related in no table; the tasks of GLUE are columns
+    # no paper has Multi30k, no table has this direction of TED8-Related, and the tasks of GLUE are columns
     of_papers -= {name for name in names if "multi30k" in name} | {"ted8_related_m2o_latent_depth"}
     of_papers -= {f"classification/{task}" for task in ("mnli", "qnli", "sst2")}
     values = [row.values(column) for row in TRAINED for column in row.columns if row.columns[column]]
     others = {name: copy.deepcopy(load(name).values) for name in of_papers - rows}
     for each in (*values, *others.values()):
-        each.get("evaluation", {}).pop("metrics", None)  # a column may ask for its score
+        each.get("evaluation", {}).pop("metrics", None)  # a column may have its own metric
     assert [name for name, own in others.items() if own not in values] == []
 
 

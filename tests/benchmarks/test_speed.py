@@ -1,4 +1,4 @@
-"""The speed harness: turns, ratios and tables, with clocks that are set."""
+"""The speed harness: turns, ratios and tables, with a simulated clock."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from hf_deepwide.errors import UserError
 
 
 def test_ratios_compare_the_same_round(monkeypatch):
-    """Of a machine that becomes slower: every time grows, and the ratio stays."""
+    """The machine becomes slower: every time grows, and the ratio stays."""
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
@@ -47,7 +47,7 @@ def test_a_benchmark_has_threads_memory_and_kernels_as_training_has(monkeypatch)
 
 
 def test_reports_the_answer_to_a_question(tmp_path):
-    """In slices: the second keeps what the first has measured."""
+    """The question is measured in two slices. The second report keeps the numbers of the first."""
     tiny = questions.size(1, 16, 2, 32)
     systems = {
         "one": VanillaTransformerConfig(**tiny),
@@ -81,7 +81,7 @@ def test_a_slice_has_the_tasks_with_a_word_in_their_titles():
 def test_numbers_are_added_to_those_of_the_same_machine_alone(tmp_path):
     about, output = measured_on(), tmp_path / "report.json"
     assert begun(None, about, tasks={}) == begun(output, about, tasks={}) == {**about, "tasks": {}}
-    write_report(output, {"machine": about["machine"], "tasks": {"decoding": 1}})  # by an older version
+    write_report(output, {"machine": about["machine"], "tasks": {"decoding": 1}})  # a report of an older version
     assert begun(output, about, tasks={}) == {**about, "tasks": {"decoding": 1}}
     write_report(output, about | {"machine": "loom", "torch": "0"})
     with pytest.raises(UserError, match="another machine and another torch"):

@@ -8,7 +8,7 @@ from step_parts import LOSS, REST, kind_of
 
 
 def nested(*names, shapes=()):
-    """An operation, innermost first, with the shapes of the innermost one's inputs."""
+    """An operation inside its parents: `names` begin with the innermost operation, whose inputs have `shapes`."""
     event = None
     for name in reversed(names):
         event = SimpleNamespace(name=name, cpu_parent=event, input_shapes=[])

@@ -1,4 +1,4 @@
-"""Studies: what is trained next, which setting is chosen, and what the pages say, the committed ones too."""
+"""Studies: which run is trained next, which setting is chosen, and what the pages show (the committed pages too)."""
 
 import concurrent.futures
 import dataclasses
@@ -48,8 +48,8 @@ FOLDER = Path(definition.__file__).parent
 RESULTS = FOLDER.parent / "results"
 DATA = FOLDER.parents[2] / "shared" / "data"
 DEFINED = sorted(FOLDER.glob("*.yaml"))
-STUDIES = [path for path in DEFINED if (RESULTS / path.stem).is_dir()]  # the others have not begun
-TUNED = "multi30k_en_de_tuned_"  # a recipe for rows of the converged study
+STUDIES = [path for path in DEFINED if (RESULTS / path.stem).is_dir()]  # the other studies have no results yet
+TUNED = "multi30k_en_de_tuned_"  # the prefix of the recipes for rows of the converged study
 SMALL = """
 recipe: {recipe}
 model: {{family: vanilla_transformer, d_model: 16}}
@@ -145,7 +145,7 @@ def test_a_row_is_the_mean_over_seeds_with_its_standard_error(small, tmp_path):
     records.write_records(tmp_path, made)
     text = pages.write_pages(small, tmp_path)
     rows = [line for line in text.splitlines() if line.startswith(("| plain |", "| wide |"))]
-    _, wide_line, plain_line, _ = rows  # of the losses, and of the scores
+    _, wide_line, plain_line, _ = rows  # two rows in the table of losses, then two in the table of scores
     assert f"11.00 ± {statistics.stdev([10, 12]) / 2**0.5:.2f}" in plain_line
     assert f"| 0.375 ± {statistics.stdev([0.25, 0.5]) / 2**0.5:.3f} | -0.625 ± " in wide_line, "nats, smoothed and not"
     assert "| +0.000 | 1.0000 |" in wide_line
@@ -252,7 +252,7 @@ def test_cards_show_the_runs_of_the_study_that_names_them():
 
 
 def test_studies_have_records():
-    """The tests below look at these, and would pass if there were none."""
+    """The tests below read these records, and would pass if there were none."""
     assert sum(len(records.read_records(RESULTS / path.stem)) for path in STUDIES) > 100
 
 
@@ -265,14 +265,14 @@ def test_a_record_belongs_to_its_recipe(path):
         recipe = recipe_of(study, system, stage, made["setting"], made["seed"], Path("runs"))
         ran = {section: dict(keys) for section, keys in made["recipe"].items()}
         for values in (ran, expected := recipe.values):
-            values["model"].pop("init_from", None)  # paths of the base, which differ between machines
+            values["model"].pop("init_from", None)  # paths to the base model, which differ between machines
             values["tokenizer"].pop("path", None)
         assert differences(ran, expected) == [], made["run"]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_kept_translations_have_the_score_of_their_run(path, monkeypatch):
-    """Three runs of a study; with the references, which are not in the repository, where they are at hand."""
+    """Score up to three runs of a study again. Without the references (not in the repository), skip the test."""
     study, results = load_study(path), RESULTS / path.stem
     recipe = recipe_of(study, study.systems[0], study.search[-1], {}, 1, Path("runs"))
     translations = records.read_translations(results)
@@ -298,7 +298,7 @@ def test_records_belong_to_a_study():
 
 @pytest.fixture
 def made(small, tmp_path, monkeypatch):
-    """Make a study without training: its runs in the order in which they were made. `losses` of a run is its loss."""
+    """A function that makes a study without training and returns its runs in order. `losses` gives a run's loss."""
 
     def make(losses, study=small):
         runs = []
@@ -318,7 +318,7 @@ def made(small, tmp_path, monkeypatch):
 
 
 def loss_of(run):
-    """Least at a rate of 0.002 and a dropout of 0.3; the wide system is a whole nat better than the plain one."""
+    """The loss is least at a rate of 0.002 and a dropout of 0.3. The wide system is one nat better than the plain."""
     rate, dropout = run.setting["training.learning_rate"], run.setting.get("model.dropout", 0)
     base = (run.system.name != "wide") + abs(rate - 0.002) * 100
     return 2 + base + abs(dropout - 0.3) + 0.01 * run.seed
@@ -381,7 +381,7 @@ def test_a_measured_study_shows_losses_first_with_the_seed_as_the_unit(made, sma
 
 
 def test_a_row_is_made_again_in_its_setting_and_set_beside(made, small, tmp_path):
-    """The new losses would have chosen another setting, which does not matter."""
+    """With the new losses, the search would choose another setting. The row keeps its setting."""
     runs = made(loss_of)
     committed = records.read_records(tmp_path / "results")
     del runs[:]
@@ -416,12 +416,12 @@ def test_tuned_recipes_have_the_settings_that_the_search_has_chosen(name):
     start = f"{TUNED}{system.start}" if system.start else None
     chosen = recipe_of(study, system, study.stages(system)[-1], setting, 1, Path("runs"), start)
     values = load_recipe(name).values
-    if values["tokenizer"].get("codes", "") is None:  # of the base, which its recipe has replaced
+    if values["tokenizer"].get("codes", "") is None:  # null: this recipe does not read the file of merges of its base
         del values["tokenizer"]["codes"]
     assert differences(values, chosen.values) == []
 
 
-VOCABULARY = 10_126  # entries of the tokenizer that the corpus's merges make
+VOCABULARY = 10_126  # the size of the tokenizer that is built from the corpus's merges
 
 
 @pytest.mark.parametrize("system", load_study(FOLDER / "multi30k_converged.yaml").systems, ids=lambda each: each.name)
@@ -431,15 +431,18 @@ def test_the_systems_of_the_study_have_three_million_parameters(system):
     family = FAMILIES[fields.pop("family")]
     with torch.device("meta"):
         model = family.lm(family.config(vocab_size=VOCABULARY, **fields))
-    large = {"mat_proximal", "mat_scratch", "vanilla_large"}  # three times the attention, and the size of that
+    large = {"mat_proximal", "mat_scratch", "vanilla_large"}  # three times the attention, or plain of that size
     expected = 4.59e6 if system.name in large else 3.0e6
     assert model.num_parameters() == pytest.approx(expected, rel=0.02)
 
 
 def test_every_system_of_the_study_is_searched_alike():
-    """Three rates, and three values of dropout in full; what starts from another system has that system's."""
+    """Each system has three rates, then three dropouts in full runs (`mat`: six settings).
+
+    A system that starts from another system takes over that system's setting, and is not checked.
+    """
     study = load_study(FOLDER / "multi30k_converged.yaml")
-    ablations = {"depthwise_lstm_closed"}  # with the setting that the search of another system has found
+    ablations = {"depthwise_lstm_closed"}  # trained with the setting that the search of another system found
     for system in study.systems:
         stages = study.stages(system)
         if system.start is None and system.name not in ablations:
@@ -462,13 +465,13 @@ systems: {{tiny: {{title: tiny}}}}
 
 
 def train_here(values, threads):
-    """Train in this process; the start of another takes most of the time."""
+    """Train in this process: starting another process would take most of the test's time."""
     name = Path(values["training"]["output_dir"]).name
     run_recipe(check_recipe(values, name, name))
 
 
 def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path, monkeypatch):
-    """The winner, then what starts from it, which a process of its own trains."""
+    """Train the winner here, then the system that starts from it in a process of its own."""
     folder = write_digits(tmp_path)
     values = tiny_values(folder / "x", "vanilla_transformer", max_steps=4, warmup_steps=2)
     values["data"] = {"root": str(folder), "train": "train", "validation": "val", "test": ["one", "two"]}
@@ -504,7 +507,7 @@ def test_a_study_trains_scores_and_starts_systems_from_winners(tmp_path, monkeyp
     assert "| wide |" in (results / pages.TABLE).read_text(encoding="utf-8")
     assert command.Workshop(study, folder / "runs", results, 1).missing(study.systems) == []
 
-    # on another machine there are the records, and no folders: what the system starts from is made again
+    # another machine has the records, but no run folders: the run that the system starts from is trained again
     records.write_records(results, [plain])
     monkeypatch.setattr(command, "train", train_here)
     workshop = command.Workshop(study, folder / "elsewhere", results, 1)
@@ -553,7 +556,7 @@ def test_a_study_of_several_language_pairs_shows_each_and_the_layers_of_each(tmp
 
 
 def test_sentences_are_tested_again_where_translations_have_changed(small, tmp_path, monkeypatch):
-    """A run that is made again has its name; without translations, as in a part of a clone, the test stays."""
+    """A run that is made again keeps its name. Without translations (a partial clone), the old test stays."""
     calls, translations = [], {}
     monkeypatch.setattr(
         comparison, "compare_systems", lambda *args, **_: calls.append(args) or {"bleu": {"calls": len(calls)}}
@@ -570,7 +573,7 @@ def test_sentences_are_tested_again_where_translations_have_changed(small, tmp_p
 
 
 def test_sentences_are_tested_by_the_scores_of_the_runs(small, tmp_path, monkeypatch):
-    """With the study's tokenizer of the score."""
+    """The tests use the tokenizer that the study sets for the score."""
     small.overrides["evaluation.tokenize"] = "char"
     translations, texts = {"plain-1": ["abcde", "cdef"], "wide-1": ["abcdef", "cdefg"]}, ["abcdef", "cdefh"]
     monkeypatch.setattr(comparison, "load_parallel", lambda *_: {"target": texts})
@@ -606,7 +609,7 @@ loss = recipe["model"]["dropout"]
 
 
 def test_a_run_that_diverges_is_kept_and_the_study_goes_on(small, tmp_path, monkeypatch):
-    """One that fails for another reason is no result, and is made again."""
+    """A run that fails for another reason (a full disk) leaves no record, and is made again."""
     (tmp_path / "train.py").write_text(DIVERGES)
     monkeypatch.setattr(trainings, "COMMAND", (sys.executable, tmp_path / "train.py"))
     dropouts = [{"model.dropout": value} for value in (0.3, 0.1, 0.4)]
@@ -634,7 +637,7 @@ def test_a_run_that_diverges_is_kept_and_the_study_goes_on(small, tmp_path, monk
 
 
 def test_runs_that_diverge_in_the_search_are_shown(small, tmp_path):
-    """Here all rates of one system; the other has a row."""
+    """All rates of one system diverge here. The other system has a row."""
     (plain, wide), (short, full) = small.systems, small.search
     rates = [{"training.learning_rate": rate} for rate in (0.0005, 0.001, 0.002)]
     curve = {"steps": 9, "validation_curve": [[1, 2.0], [2, 9.0]]}
@@ -654,7 +657,7 @@ def test_runs_that_diverge_in_the_search_are_shown(small, tmp_path):
 
 
 def test_a_system_can_have_a_baseline_of_its_own(made, small, tmp_path):
-    """Its difference and its test are those from that baseline."""
+    """The difference and the test of the third system are computed against its own baseline."""
     plain, wide = small.systems
     third = dataclasses.replace(wide, name="third", title="third", baseline="wide")
     study = dataclasses.replace(small, systems=[plain, wide, third], costs=True)
@@ -687,9 +690,9 @@ def test_a_system_can_have_a_baseline_of_its_own(made, small, tmp_path):
 
 
 def test_systems_are_tested_by_what_their_runs_share(small, tmp_path):
-    """Runs that start from one trained model are tested seed by seed, in the further comparisons and in the table.
+    """Runs that start from the same trained model are tested in pairs, seed by seed, in comparisons and in the table.
 
-    p are adjusted for all comparisons and systems that the study plans, those without runs included.
+    The p values are adjusted for all comparisons and systems that the study plans, even if they have no runs.
     """
     plain, wide = small.systems
     started = dataclasses.replace(wide, name="started", title="started", start="plain")
@@ -738,7 +741,7 @@ def test_what_continues_a_run_is_drawn_and_counted_after_it(small, tmp_path, mon
 
 
 def test_a_score_of_several_test_sets_says_so(small):
-    """It is of all sentences together, and not the mean of the sets' scores."""
+    """The score is computed over the sentences of all sets together. It is not the mean of the sets' scores."""
     (plain, _), stage = small.systems, small.search[1]
     one, several = ({"bleu": 1.0, "sentences": 2461, **more} for more in ({}, {"sets": {"first": {}, "second": {}}}))
     rows = [{"plain": {1: record(small, plain, stage, {}, 1, 2.0, test=test)}} for test in (one, several)]
@@ -751,7 +754,7 @@ def test_a_score_of_several_test_sets_says_so(small):
 
 
 def test_a_validation_loss_that_is_no_number_is_a_divergence(small, tmp_path, monkeypatch):
-    """The run ends without an error, so its loss alone tells."""
+    """The run ends without an error. Only its validation loss shows the divergence."""
     (tmp_path / "train.py").write_text(DIVERGES)
     monkeypatch.setattr(trainings, "COMMAND", (sys.executable, tmp_path / "train.py"))
     study = dataclasses.replace(
@@ -876,7 +879,7 @@ def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_pa
     study, results = load_study(folder / "control.yaml"), folder / "results"
     workshop = command.Workshop(study, folder / "runs", results, 1)
     workshop.adopt(folder / "runs" / "a")
-    workshop.adopt(folder / "runs" / "a")  # once more changes nothing
+    workshop.adopt(folder / "runs" / "a")  # adopting the run again changes nothing
     (kept,) = records.read_records(results)
     assert (kept["run"], kept["seed"], set(kept["test"]["sets"])) == ("tiny_seed-1", 1, {"one", "two"})
     assert kept["test"]["sentences"] == 8
@@ -901,7 +904,7 @@ def test_a_finished_run_is_adopted_and_stands_beside_the_published_scores(tmp_pa
 
 @pytest.mark.parametrize("name", ["multi30k_deep_encoders", "multi30k_trained_joints"])
 def test_a_study_of_joints_compares_like_with_like(name):
-    """Of equal size, but for what is shown as larger, with equal updates, and every warm-up within its run."""
+    """Systems have equal updates and equal sizes, except those in `larger`. Every warm-up ends within its run."""
     study = load_study(FOLDER / f"{name}.yaml")
     larger = {"mhc": 1.15, "depthwise_lstm": 1.15, "pre_norm_48": 1.65}
     sizes = {}
@@ -917,7 +920,7 @@ def test_a_study_of_joints_compares_like_with_like(name):
                 assert (own.name, common) == (shared.name, shared.overrides)
                 if own.name:
                     assert own.settings == shared.settings
-                else:  # in full: what the stage before has chosen, and other values of the same keys
+                else:  # the stage of full runs: the same first setting, and other values of the same keys
                     assert own.settings[0] == shared.settings[0]
                     assert {key for each in own.settings for key in each} == {
                         key for each in shared.settings for key in each
@@ -931,7 +934,7 @@ def test_a_study_of_joints_compares_like_with_like(name):
 
 
 def test_a_selection_for_each_language_is_compared_with_both_depths():
-    """Of the same width: that of the layers that are trained, and that of the layers that a language is to use."""
+    """The widths are equal. One depth is that of all trained layers, the other that of the layers of one language."""
     study = load_study(FOLDER / "multi30k_languages.yaml")
     trained, used, latent = (study.model | system.model for system in study.systems)
     assert latent["decoder_layers"] == trained["decoder_layers"] == 2 * used["decoder_layers"]
@@ -946,7 +949,7 @@ def test_a_selection_for_each_language_is_compared_with_both_depths():
 
 
 def test_joints_start_from_the_baseline_at_convergence():
-    """Its search has chosen the setting, so its runs can be copied."""
+    """The base has the setting that the baseline's search chose, so the baseline's runs can be copied."""
     joints, converged = (load_study(FOLDER / f"multi30k_{name}.yaml") for name in ("trained_joints", "converged"))
     vanilla = converged.system("vanilla")
     chosen = selection.winner(converged, vanilla, records.read_records(RESULTS / converged.name))

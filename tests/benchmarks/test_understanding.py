@@ -1,4 +1,4 @@
-"""The report of `benchmarks/understanding.py`: what it reads, and what it makes of runs."""
+"""The report of `benchmarks/understanding.py`: what it reads, and what it computes from runs."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def test_reads_the_sentences_of_texts_and_tables(tmp_path):
 
 
 def test_compares_finished_runs_with_plain_fine_tuning(tmp_path):
-    """Holm: the smaller of two p counts twice, and the other is no smaller than it."""
+    """Holm's correction doubles the smaller of two p values. The larger p becomes at least this doubled value."""
     better, same = ([value + add for value in PLAIN] for add in (10, 0.1))
     for system, accuracy in zip(list(understanding.SYSTEMS)[:3], (PLAIN, better, same), strict=True):
         write_run(tmp_path, "mrpc", system, accuracy)

@@ -1,4 +1,4 @@
-"""The demo's page in a real browser: it translates, draws, survives bad input, and asks nobody but its own server."""
+"""The demo's page in a real browser: it translates, draws, survives bad input, and contacts only its own server."""
 
 import os
 import re
@@ -25,7 +25,7 @@ FLAGS = [
     "--disable-quic",
 ]
 EVIL = "<script>window.broken = true</script><img src=x onerror='window.broken = true'>"
-PATIENCE = 60_000  # milliseconds, for a machine that does other work, too
+PATIENCE = 60_000  # milliseconds; the machine may be busy with other work
 BEAMS = EvaluationArguments(num_beams=4)
 
 

@@ -1,4 +1,4 @@
-"""What tests of mistakes spoil."""
+"""The files that tests of a user's mistakes start from."""
 
 import pytest
 

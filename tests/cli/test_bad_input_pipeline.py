@@ -1,4 +1,4 @@
-"""Wrong inputs to `pipeline("translation")`: the type of error and what it says; the pipeline works on afterwards."""
+"""Wrong inputs to `pipeline("translation")`: the error's type and message. The pipeline still works afterwards."""
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, pipeline

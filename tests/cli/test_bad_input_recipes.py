@@ -1,4 +1,4 @@
-"""Wrong recipes, corpora and tokenizers: what `train_translation.py` and `train_masked_lm.py` say of each."""
+"""Wrong recipes, corpora and tokenizers: the messages of `train_translation.py` and `train_masked_lm.py`."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ TOKENIZER = "--tokenizer.path=tokenizer"
 
 
 def check(case, workspace, tmp_path, capsys, monkeypatch, call=TRAIN):
-    monkeypatch.chdir(tmp_path)  # puts the working directory back afterwards
+    monkeypatch.chdir(tmp_path)  # restores the working directory afterwards
     monkeypatch.delenv("HF_DEEPWIDE_DATA", raising=False)
     spoil, arguments, words = case
     place = spoilt(spoil, workspace, tmp_path, capsys)
@@ -23,7 +23,7 @@ def check(case, workspace, tmp_path, capsys, monkeypatch, call=TRAIN):
     return place
 
 
-# The recipe itself: (how the file is spoilt, the script's argument, what must be said)
+# The recipe itself: (how the file is spoilt, the script's argument, words of the message)
 
 NO_RECIPE = {
     "there is none": (None, ["nowhere.yaml"], ["there is no recipe nowhere.yaml"]),
@@ -76,7 +76,7 @@ def test_no_recipe(name, workspace, tmp_path, capsys, monkeypatch):
     check(NO_RECIPE[name], workspace, tmp_path, capsys, monkeypatch, (TRAIN[0],))
 
 
-# Values of keys: the argument, what must be said
+# Values of keys: the argument, words of the message
 
 VALUES = {
     "--training.learning_rate=-1": ["training: learning_rate is -1; accepted: 0 or more"],
@@ -169,7 +169,7 @@ def test_values(argument, workspace, tmp_path, capsys, monkeypatch):
     check((None, [argument], VALUES[argument]), workspace, tmp_path, capsys, monkeypatch)
 
 
-# Corpora: how they are spoilt, further arguments, what must be said
+# Corpora: how they are spoilt, further arguments, words of the message
 
 JSONL = ["--data.format=jsonl", "--data.train=c.jsonl"]
 HUB = ["--data.format=datasets", "--data.train=train"]
@@ -275,7 +275,7 @@ def test_tokenizers(name, workspace, tmp_path, capsys, monkeypatch):
     check(case, workspace, tmp_path, capsys, monkeypatch)
 
 
-# What a folder of a run may hold
+# What the output folder already holds
 
 MARK = '{"hf_deepwide": "0.1"}'
 RUNS = {

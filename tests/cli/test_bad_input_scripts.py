@@ -1,4 +1,4 @@
-"""Wrong checkpoints and arguments: what each script says of them."""
+"""Wrong checkpoints and arguments: the message of each script."""
 
 import json
 
@@ -12,7 +12,7 @@ SOURCE, REFERENCE = "corpus/test.en", "corpus/test.de"
 VANILLA, LATENT, PATHS = "vanilla_transformer", "latent_depth", "multipath_transformer"
 EVALUATE = ("evaluate_translation.py", "--source", SOURCE, "--reference", REFERENCE, "--num_beams", "1")
 LOADERS = {
-    "evaluate": (*EVALUATE, "--model", f"./{VANILLA}"),  # "./": no Hub is asked for it
+    "evaluate": (*EVALUATE, "--model", f"./{VANILLA}"),  # "./" marks a folder, so the Hub is not contacted
     "proximal": ("proximal_init.py", f"./{VANILLA}", "out"),
     "init_from": (
         "train_translation.py",
@@ -86,7 +86,7 @@ DAMAGE = {
     "unknown family": (lambda at, model: at.edit_config(model, model_type="nope"), ["nope"]),
     "code": (foreign_code, []),
 }  # fmt: skip
-# Every damage is tried where most checkpoints go, and every place with the commonest damages.
+# `evaluate` is tried with every kind of damage, and every other place with the most common kinds.
 COMMON = {"missing", "weights cut", "weights pickled", "weights lacking", "weights too many", "weights no numbers"}
 CASES = [(damage, place) for place in LOADERS for damage in DAMAGE if place == "evaluate" or damage in COMMON]
 MESSAGES_OF_SHARE = {"missing": ["share: vanilla_transformer holds no model"]}
@@ -103,7 +103,7 @@ def test_checkpoints(damage, place, workspace, tmp_path, capsys, monkeypatch):
 
 
 def fault(report=None, tensors=None, raw=None):
-    """Put what a run leaves at a fault beside the vanilla model; some fields or tensors changed (None: removed)."""
+    """Put the files of a run's fault beside the vanilla model. Some fields or tensors are changed (None: removed)."""
 
     def changed(values, changes):
         return {name: value for name, value in {**values, **(changes or {})}.items() if value is not None}
@@ -125,7 +125,7 @@ def fault(report=None, tensors=None, raw=None):
 
 
 def log(**entry):
-    """Put a log of one entry where a run keeps it."""
+    """Put a log of one entry where a run keeps its log."""
     return lambda at: at.put(
         "run/trainer_state.json", json.dumps({"log_history": [{"step": 1, "loss": 1.0, **entry}]})
     )
@@ -381,12 +381,12 @@ def test_overrides_may_stand_before_the_recipe(script, arguments, said, workspac
 
 def test_every_script_is_called_wrongly():
     called = {command[0] for command in (*LOADERS.values(), *(case[1] for case in ARGUMENTS.values()))}
-    called |= {"train_masked_lm.py", "walkthrough.py"}  # in test_bad_input_recipes.py and test_walkthrough.py
+    called |= {"train_masked_lm.py", "walkthrough.py"}  # tested in test_bad_input_recipes.py, test_walkthrough.py
     assert {path.name for path in SCRIPTS.glob("*.py")} == called
 
 
 def test_no_permission(workspace, tmp_path, capsys, monkeypatch):
-    """Simulated: whoever runs the tests may be allowed everything."""
+    """The missing permission is simulated, because the tests may run as root."""
     monkeypatch.chdir(tmp_path)
     place = spoilt(None, workspace, tmp_path, capsys)
 
@@ -404,7 +404,7 @@ WRITERS = {
     "average": (*AVERAGE, VANILLA, "--output", "out"),
 }
 FULL = "No space left on device (os error 28)"
-FAILURES = {  # each library says it in its own way
+FAILURES = {  # each library reports a full disk in its own way
     "safetensors": (
         "safetensors.torch.serialize_file",
         SafetensorError(f"I/O error: {FULL}"),
@@ -418,7 +418,7 @@ FAILURES = {  # each library says it in its own way
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_full_disk_leaves_no_part_of_a_model(writer, failure, workspace, tmp_path, capsys, monkeypatch):
     if (writer, failure) == ("average", "tokenizers"):
-        failure = "safetensors"  # it copies tokenizers
+        failure = "safetensors"  # averaging copies the files of the tokenizer
     monkeypatch.chdir(tmp_path)
     place = spoilt(None, workspace, tmp_path, capsys)
     before = sorted(path.name for path in place.folder.iterdir())

@@ -1,4 +1,4 @@
-"""Values of the right kind and a wrong size, files that are none, and limits: what is said of each, and when."""
+"""Values of the right type and a wrong size, paths that are no files, and limits: the message, and when it comes."""
 
 import copy
 import dataclasses
@@ -32,8 +32,8 @@ HUGE = [10**30, -(10**30), 1e30, -1e30, float("inf"), float("-inf"), float("nan"
 
 @pytest.fixture
 def say(workspace, tmp_path, capsys, monkeypatch):
-    """What a script says of a workspace that is spoilt, after the checks of `Workspace.error_of`."""
-    monkeypatch.chdir(tmp_path)  # puts the working directory back afterwards
+    """A function that returns a script's message for a spoilt workspace, after the checks of `Workspace.error_of`."""
+    monkeypatch.chdir(tmp_path)  # restores the working directory afterwards
     monkeypatch.delenv("HF_DEEPWIDE_DATA", raising=False)
 
     def said(spoil, *arguments, call=TRAIN):
@@ -43,7 +43,7 @@ def say(workspace, tmp_path, capsys, monkeypatch):
     return said
 
 
-# Recipes: the text of `r.yaml`, what must be said
+# Recipes: the text of `r.yaml`, words of the message
 
 LAUGHS = "a: &a [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n" + "".join(
     f"{chr(98 + level)}: &{chr(98 + level)} [{', '.join(['*' + chr(97 + level)] * 9)}]\n" for level in range(15)
@@ -84,7 +84,7 @@ def test_recipes(name, say):
     assert [word for word in words if word not in said] == []
 
 
-# Arguments: what must be said of each beside its name
+# Arguments: words of the message, besides the name of the argument
 
 ARGUMENTS = {
     "--training.max_steps=1:30": ["'1:30'", "whole number"],
@@ -170,7 +170,7 @@ def test_contradictions(name, say):
     assert [word for word in words if word not in said] == []
 
 
-# Files: how the workspace is spoilt, arguments, what must be said
+# Files: how the workspace is spoilt, arguments, words of the message
 
 JSONL = ["--data.format=jsonl", "--data.train=c.jsonl"]
 TSV = ["--data.format=tsv", "--data.train=c.tsv"]
@@ -257,12 +257,12 @@ def test_folders_of_data(value, words, say, monkeypatch):
 
 
 def test_a_recipe_that_extends_itself_by_another_spelling_is_refused(say):
-    """Each step would make the path longer."""
+    """Each step would make the path longer, so no path would come twice."""
     said = say(lambda at: at.put("r.yaml", "extends: ../workspace/r.yaml"), call=(TRAIN[0], "r.yaml"))
     assert "cannot extend itself" in said
 
 
-# What is no mistake
+# Input that is accepted
 
 READ = {
     "010": 10, "-010": -10,
@@ -285,7 +285,7 @@ def test_aliases_that_make_little_are_read():
 
 
 def test_large_models_that_are_real_are_accepted():
-    """A Transformer of 1,000 layers, a wide one, and one for all the world's languages."""
+    """A Transformer of 1,000 layers, a wide one, and one with a vocabulary of two million."""
     config = FAMILIES["vanilla_transformer"].config
     deep = config(encoder_layers=1000, decoder_layers=1000, d_model=1024)
     wide = config(d_model=65_536, encoder_ffn_dim=262_144, decoder_ffn_dim=262_144, encoder_layers=48)
@@ -326,7 +326,7 @@ def test_every_number_of_a_section_has_a_limit(kind, tmp_path):
             assert section != "training" or name in RANGES
             for value in HUGE if section != "training" else []:
                 if name == "sampling_temperature" and value > 0:
-                    continue  # at infinity all pairs weigh the same
+                    continue  # with an infinite temperature all pairs weigh the same
                 fields = {"train": "x", "validation": "x", "languages": ["en"], "pairs": ["en-de"], name: value}
                 known = {key: fields[key] for key in fields if key in get_type_hints(cls)}
                 assert f"{section}.{name}" in (refusal(partial(cls, **known)) or f"{value} is accepted for {name}")
@@ -364,7 +364,7 @@ VALUES = tiny_values(Path("run"))
 
 
 def refusal(call):
-    """What a `UserError` of a call says, or None."""
+    """The message of the `UserError` that a call raises, or None."""
     try:
         call()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The versions that pyproject.toml promises are those the suite is run on."""
+"""The lower bounds in pyproject.toml are the versions that the suite runs with."""
 
 import re
 from pathlib import Path

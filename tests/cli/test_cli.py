@@ -108,7 +108,7 @@ def test_recipes_shows_each_packaged_recipe_whole_with_its_comments():
 
 
 def test_recipes_loads_no_pytorch(tmp_path):
-    """Listing, showing and copying need no library, and take a fraction of a second."""
+    """Listing, showing and copying import neither PyTorch nor Transformers nor the library, so they are quick."""
     code = (
         "import sys; from hf_deepwide_cli import main; main(); "
         "assert not {'torch', 'transformers', 'hf_deepwide'} & set(sys.modules)"
@@ -129,7 +129,7 @@ def test_recipes_loads_no_pytorch(tmp_path):
 
 
 def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):
-    """Small files make small batches and a short warm-up; the model and the learning rate stay the recipe's."""
+    """Small files make small batches and a short warm-up; the model and the learning rate do not change."""
     files = [tmp_path / "my.de", tmp_path / "my.en"]
     for file in files:
         file.write_text("Das ist ein Satz mit acht Wörtern darin.\n" * 2_000, encoding="utf-8")
@@ -168,7 +168,7 @@ def test_a_copied_recipe_fits_two_files(monkeypatch, capsys, tmp_path):
     ],
 )
 def test_a_fitted_recipe_trains_for_its_epochs(name, learns, monkeypatch, capsys, tmp_path):
-    """Not for the updates of the recipe, in which small files would be read hundreds of times."""
+    """In the number of updates that the recipe sets, small files would be read hundreds of times."""
     files = [tmp_path / "my.de", tmp_path / "my.en"]
     for file in files:
         file.write_text("Das ist ein Satz mit acht Wörtern darin.\n" * 2_000, encoding="utf-8")
@@ -212,7 +212,7 @@ def test_a_recipe_that_does_not_train_on_two_files_is_not_fitted(name, told, mon
     ],
 )
 def test_a_copy_of_any_recipe_loads(base, kind, monkeypatch, capsys, tmp_path):
-    """Also of a recipe in a person's own folder, whatever the folder is called."""
+    """The recipe may also be in a user's own folder, whatever the folder's name."""
     (tmp_path / "base.yaml").write_text(packaged.whole(PACKAGED / f"{base}.yaml"), encoding="utf-8")
     mine, copied = tmp_path / "mine.yaml", tmp_path / "copy.yaml"
     mine.write_text("# Mine.\nextends: base.yaml\ntraining: {warmup_steps: 7}\n", encoding="utf-8")
@@ -231,7 +231,7 @@ def test_a_copy_is_merged_where_the_file_begins_with_a_mark_of_its_byte_order(mo
 
 
 def test_closed_streams_end_in_no_trace(monkeypatch):
-    """A scheduler may start a command without them."""
+    """A scheduler may start a command without standard input and output."""
     monkeypatch.setattr(sys, "stdout", None)
     assert hf_deepwide_cli.with_or_without_reader(lambda: print("lost", flush=True) or "done") == "done"
     monkeypatch.setattr(sys, "stdin", None)
@@ -296,7 +296,7 @@ EVALUATE = ("evaluate", "--hypotheses", "de", "--reference", "en", "--metrics", 
     ],
 )
 def test_files_are_written_when_nobody_reads_what_is_printed(start, words, tmp_path):
-    """Unbuffered, the first line finds that its reader has gone; else the end of the program does."""
+    """Unbuffered, the first line notices that the reader has gone. Otherwise the end of the program notices it."""
     for name in ("de", "en"):
         (tmp_path / name).write_text("one line\n", encoding="utf-8")
     read, write = os.pipe()
@@ -361,7 +361,7 @@ def upper(lines, first_line):
 @pytest.mark.parametrize("buffer", [1, 2, 100])
 def test_lines_keep_their_number_and_order(tmp_path, buffer):
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("\n".join(LINES), encoding="utf-8")  # the last line has no end
+    source.write_text("\n".join(LINES), encoding="utf-8")  # the last line has no newline
     assert translate_stream(upper, str(source), str(target), buffer=buffer) == len(LINES)
     assert target.read_text(encoding="utf-8") == "".join(f"{line.upper()}\n" for line in LINES)
 
@@ -381,7 +381,7 @@ def test_an_interrupted_translation_is_continued(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         translate_stream(fail_later, str(source), str(target), buffer=2)
     with target.open("a", encoding="utf-8") as file:
-        file.write("HALF A LI")  # what a kill may leave
+        file.write("HALF A LI")  # a killed process may leave this
     with pytest.raises(UserError, match="--resume"):
         translate_stream(upper, str(source), str(target))
     begins = []
@@ -401,7 +401,7 @@ def test_an_interrupted_translation_is_continued(tmp_path):
 
 @pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
 def test_two_processes_do_not_write_one_translation(tmp_path, name):
-    """Another one may write when this one begins to, or may have written since this one counted the lines."""
+    """Another process may be writing when this one begins, or may have written since this one counted the lines."""
     source, target = tmp_path / "in.txt", tmp_path / name
     source.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
     how = {"overwrite": True} if target.suffix == ".gz" else {"resume": True}
@@ -433,7 +433,7 @@ def test_two_processes_do_not_write_one_translation(tmp_path, name):
     [["score", "--model", "none", "--source", "a", "--target", "a"], ["compare", "a", "b", "--reference", "a"]],
 )
 def test_an_output_that_cannot_be_written_is_told_before_the_work(words, monkeypatch, capsys, tmp_path):
-    """There is no such model, and the second file has another number of lines: nobody has looked."""
+    """The model does not exist, and the second file has another number of lines. The output is checked before them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").write_text("a\n")
     (tmp_path / "b").write_text("a\nb\n")
@@ -486,7 +486,7 @@ def test_standard_input_and_output_and_compressed_files(tmp_path, monkeypatch, c
 
 
 def test_no_bar_stands_between_translations_on_a_terminal(tmp_path, monkeypatch, capsysbinary):
-    """Both streams are a terminal then."""
+    """No bar is shown if standard output and standard error are both a terminal."""
     (tmp_path / "in.txt").write_text("eins\nzwei\n")
     shown = []
 
@@ -538,14 +538,14 @@ def test_an_empty_file_gives_an_empty_file(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path):
-    """No more than a buffer of lines is held at a time."""
+    """At most one buffer of lines is in memory at a time."""
     source, output, count = tmp_path / "in.txt", tmp_path / "out.txt", 10_000
     source.write_text("x\n" * count)
     held, ahead = [], []
 
     def translate(lines, first_line):
         held.append(len(lines))
-        ahead.append(read.call_count - 1 - count - sum(held))  # the lines are looked at and counted first
+        ahead.append(read.call_count - 1 - count - sum(held))  # a first pass checks and counts the lines
         return lines
 
     with patch("hf_deepwide.data.text_files.decode_line", wraps=decode_line) as read:
@@ -569,7 +569,7 @@ def test_a_mean_tells_of_the_card_that_it_leaves(monkeypatch, tmp_path, caplog):
 
 
 def test_a_fitted_recipe_counts_updates_and_checkpoints_anew(monkeypatch, tmp_path):
-    """Its checkpoints are epochs, and its training is shorter: averages and annealing follow."""
+    """It saves one checkpoint an epoch and trains for fewer updates, so averaging and annealing are adapted."""
     files = [tmp_path / "my.de", tmp_path / "my.en"]
     for file in files:
         file.write_text("Das ist ein Satz mit acht Wörtern darin.\n" * 3_000, encoding="utf-8")

@@ -15,12 +15,12 @@ from hf_deepwide_cli.parser import Parser, split_overrides
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.py")))
 def test_help_does_nothing_but_help(script, tmp_path, monkeypatch, capsys):
-    """It ends with status 0 before anything is written, in lines that fit; each option has both spellings."""
+    """`--help` ends with status 0 and writes no file. Its lines are short, and each option has both spellings."""
     shown = []
     print_help = argparse.ArgumentParser.print_help
     monkeypatch.setattr(argparse.ArgumentParser, "print_help", lambda self: (shown.append(self), print_help(self)))
     monkeypatch.setattr(sys, "argv", [script, "--help"])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the walkthrough sets its own
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the walkthrough sets its own hook
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")
@@ -87,7 +87,7 @@ def test_a_slip_in_an_option_of_a_command_is_no_override(words, capsys):
 
 @pytest.mark.parametrize("value", ["", " "])
 def test_an_empty_value_is_not_taken_for_null(value):
-    """A shell makes it of a variable that is not set."""
+    """A shell passes an empty value for a variable that is not set."""
     with pytest.raises(
         UserError, match=r"--training\.output_dir is empty; .* --training\.output_dir null to unset it"
     ):

@@ -170,7 +170,7 @@ def test_languages_are_chosen_on_the_page(family, tmp_path):
 
 
 def test_codes_are_offered(tmp_path):
-    """First those of the training, if the model says so."""
+    """The page starts with the languages of the training, if the model names them."""
     make, *_, source, target, _ = KINDS["nllb"]
     trained = SimpleNamespace(trained_pairs=[f"{source}-{target}"])
     assert start_languages(Languages(trained, None, make(tmp_path))) == (source, target)
@@ -291,7 +291,7 @@ def test_a_damaged_export_is_one_line(exported, tmp_path):
 
 def test_an_exported_model_of_several_pairs_is_asked_for_a_language(tmp_path):
     model, tokenizer = build_pairs("vanilla_transformer", "source")
-    model.generation_config.min_new_tokens = None  # the engine normalises what is left without </s>
+    model.generation_config.min_new_tokens = None  # with a minimum, the engine excludes </s> before it normalises
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     systems = load_systems([tmp_path / "model", export_ctranslate2(tmp_path / "model", tmp_path / "exported")])

@@ -1,4 +1,4 @@
-"""`hf-deepwide export`: its forms, their options, and where the result is."""
+"""`hf-deepwide export`: its forms, their options, and the place of the result."""
 
 import sys
 from pathlib import Path

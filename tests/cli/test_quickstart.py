@@ -1,4 +1,4 @@
-"""`make quickstart`, the first command of README: it trains, scores, translates, and can be given again."""
+"""`make quickstart`, the first command of README: it trains, scores, translates, and can be repeated."""
 
 import json
 

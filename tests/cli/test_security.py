@@ -1,4 +1,4 @@
-"""Nothing that a checkpoint, a corpus or a name brings along is executed, or written outside the output folder."""
+"""Nothing in a checkpoint, a corpus or a name is executed, or written outside the output folder."""
 
 import ast
 import pickle
@@ -24,11 +24,12 @@ from hf_deepwide.shards import only_weights
 from hf_deepwide.training.checkpoints import problem
 
 PACKAGE = SCRIPTS.parent / "src" / "hf_deepwide"
-UNSAFE = {  # (module, name) of what runs code that a file names
+UNSAFE = {  # (module, name) of functions and classes that run code which a file names
     *(("torch", "load"), ("pickle", "load"), ("pickle", "loads"), ("pickle", "Unpickler")),
     *(("yaml", name) for name in ("Loader", "UnsafeLoader", "FullLoader", "unsafe_load", "full_load")),
 }
-CALLS = {("torch", "load"), ("pickle", "Unpickler")}  # unsafe when called: one reads weights only, one is restricted
+# Only a call is unsafe. The package subclasses `Unpickler` with restrictions, and `torch.load` reads weights only.
+CALLS = {("torch", "load"), ("pickle", "Unpickler")}
 SOURCES = sorted([*PACKAGE.parent.rglob("*.py"), *SCRIPTS.glob("*.py")])
 
 
@@ -72,13 +73,13 @@ def test_pickles_in_place_of_safetensors_are_refused(poisoned, tmp_path):
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
 def test_resuming_loads_no_pickle(name, resumable, tmp_path, monkeypatch, caplog):
-    """It is not what was saved; without checksums, as of an older version, it is refused where it is read."""
+    """The checksums show that the file was replaced. Without checksums (an older version), reading refuses it."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     shutil.copytree(resumable, run)
     torch.save(Payload(), run / "checkpoint-1" / name)
     recipe = tiny_recipe(run, **RESUMABLE)
-    if name == "training_args.bin":  # which is not read at all
+    if name == "training_args.bin":  # this file is never read
         run_recipe(recipe)
         assert "damaged" not in caplog.text
     else:
@@ -91,7 +92,7 @@ def test_resuming_loads_no_pickle(name, resumable, tmp_path, monkeypatch, caplog
 
 @pytest.mark.parametrize("attribute", ["planner_data", "storage_data"])
 def test_shards_that_name_code_are_refused(attribute, tmp_path, monkeypatch):
-    """PyTorch's own reader runs the payload of an index, and of a value that is no tensor; ours reads neither."""
+    """PyTorch's reader runs a payload in an index, or in a value that is no tensor. Our reader refuses both."""
     monkeypatch.chdir(tmp_path)
     honest, poisoned = tmp_path / "honest", tmp_path / "poisoned"
     state = {"weight": torch.randn(3, 2), "half": torch.ones(2, dtype=torch.bfloat16), "lr": 0.1, "betas": (0.9, 0.98)}
@@ -132,26 +133,26 @@ RESUMABLE = {
 
 @pytest.fixture(scope="module")
 def resumable(tmp_path_factory):
-    """A run whose newest checkpoint is of its first step of two."""
+    """An unfinished run of two steps. Its newest checkpoint is that of step 1."""
     run = tmp_path_factory.mktemp("resumable") / "run"
     run_recipe(tiny_recipe(run, **RESUMABLE))
     (run / "results.json").unlink()
     shutil.rmtree(run / "checkpoint-2")
-    # what a recipe says of where the run lives is no difference
+    # a test may resume a copy of this run: another `output_dir` is no other recipe
     return run
 
 
 def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
-    """Names that are called, without what they are looked up in."""
+    """Each call in a tree, after the name of its function without module or object."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [(getattr(node.func, "attr", getattr(node.func, "id", "")), node) for node in found]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_loading_goes_through_one_door(path):
-    """`from_pretrained` is called in `loading.py` alone, or for no file at all; nothing unpickles or evaluates.
+    """Only `loading.py` calls `from_pretrained` with a file. No code unpickles or evaluates.
 
-    The converter of fairseq reads pickles that may hold weights only.
+    Exception: the converter of fairseq reads pickles, with `weights_only=True`.
     """
     check_loading(path, path.read_text(encoding="utf-8"))
 
@@ -178,7 +179,7 @@ def test_another_door_would_be_found(planted):
 
 
 def check_loading(path, text):
-    """Assert what `test_loading_goes_through_one_door` says, of the text of a file."""
+    """Assert the rules of `test_loading_goes_through_one_door` for the text of a file."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -195,7 +196,7 @@ def check_loading(path, text):
             assert call.args[0].value is None, f"line {call.lineno}"
         assert name not in {"eval", "exec", "system", "__import__"} or (name == "eval" and not call.args), call.lineno
         owner = getattr(getattr(call.func, "value", None), "id", "")
-        if path.parent.name == "fairseq" and (owner, name) == ("torch", "load"):  # files of fairseq are pickles
+        if path.parent.name == "fairseq" and (owner, name) == ("torch", "load"):  # fairseq's files are pickles
             assert [k.value.value for k in call.keywords if k.arg == "weights_only"] == [True], call.lineno
             continue
         assert (owner, name) not in UNSAFE, call.lineno

@@ -1,4 +1,4 @@
-"""share(space=True): a folder whose app starts by the code and the model in it, and answers."""
+"""share(space=True): the app starts from the code and the model in its folder, and answers."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ def free_port():
 
 
 def answer_of(process, url, patience=300):
-    """What the page's server answers, as soon as it does."""
+    """The first response of the page's server."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         assert process.poll() is None, "the app has ended"
@@ -56,7 +56,7 @@ def answer_of(process, url, patience=300):
 
 
 def test_the_app_starts_and_answers(space, tmp_path):
-    """Somewhere else than where it was written, with nothing of this package but what lies in the Space."""
+    """The app runs in another folder than it was written to, with the copy of this package in the Space."""
     moved = shutil.copytree(space, tmp_path / "moved")
     port = free_port()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

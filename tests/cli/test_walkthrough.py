@@ -23,14 +23,14 @@ TINY = [
 
 @pytest.fixture
 def walk(tmp_path, monkeypatch):
-    """Runs it, in an empty folder, and gives its variables."""
+    """A function that runs the walkthrough in an empty folder, and returns its variables."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
         return runpy.run_path(str(SCRIPT), run_name="__main__")
 
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # it sets its own
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the walkthrough sets its own hook
     return run
 
 
@@ -83,7 +83,7 @@ def test_mistakes_in_the_files_are_told_before_anything_is_trained(walk, source,
     assert not Path("runs").exists()
 
 
-STOP = ("--model.init_from", "./no", "--tokenizer.path", "./no")  # which fails when the data are written
+STOP = ("--model.init_from", "./no", "--tokenizer.path", "./no")  # fails once the data are written
 
 
 def make_corpus(count):

@@ -1,4 +1,4 @@
-"""Encoding, batching and padding, against what the text and the lengths say by hand."""
+"""Encoding, batching and padding, compared with results derived by hand from the text and the lengths."""
 
 from collections import Counter
 from itertools import pairwise
@@ -35,7 +35,7 @@ def encoded(train, tokenizer):
 
 
 def letters(*lengths):
-    """Pairs whose sides have the given numbers of one-letter words."""
+    """Sentence pairs with the given numbers of one-letter words on each side."""
     return Dataset.from_dict(
         {
             "source": [" ".join("a" * source) for source, _ in lengths],
@@ -67,7 +67,7 @@ def test_encodes_each_side_with_its_language_code():
         assert row[side][-2:] == [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(code)]
 
 
-LENGTHS = [(4, 4), (5, 2), (2, 5), (9, 9), (1, 4)]  # in tokens: one more each
+LENGTHS = [(4, 4), (5, 2), (2, 5), (9, 9), (1, 4)]  # in words; a length in tokens is one more
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_padded_batches_obey_max_tokens_and_have_few_shapes(encoded, tokenizer):
     assert all(source % 8 == target % 8 == 0 for _, source, target in epochs[0])
     assert Counter(epochs[0]) == Counter(epochs[1])
     assert epochs[0] != epochs[1]
-    assert sum(sentences % 8 > 0 for sentences, _, _ in epochs[0]) <= 1  # the last, which takes what is left
+    assert sum(sentences % 8 > 0 for sentences, _, _ in epochs[0]) <= 1  # the last batch, which takes the rest
     assert len(set(epochs[0])) <= 12
     full = sum(
         1024 - sentences * max(source, target) < 8 * max(source, target) for sentences, source, target in epochs[0]
@@ -159,7 +159,7 @@ def test_without_shuffling_the_longest_come_first_and_epochs_are_equal(encoded):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_accelerate_deals_the_batches_out(encoded, ranks):
-    """What the Trainer does under DDP: shards of equal length that together are the single process's epoch."""
+    """As in the Trainer under DDP: shards of equal length, which together are the epoch of a single process."""
     sampler = sampler_of(encoded, batch_multiple=ranks * 2)
     assert len(sampler) % (ranks * 2) == 0
     shards = [BatchSamplerShard(sampler, ranks, rank, even_batches=True) for rank in range(ranks)]
@@ -181,7 +181,7 @@ def test_largest_batches_are_split_for_the_multiple():
 
 @pytest.mark.parametrize("length_multiple", [1, 8])
 def test_batches_by_real_tokens_hold_as_many_as_fit(encoded, length_multiple):
-    """Padding does not count, and no batch has room for as many more sentences as its number is a multiple of."""
+    """Padding does not count, and no batch has room for `length_multiple` more sentences."""
     source, target = encoded["source_length"], encoded["target_length"]
     fields = {"max_tokens": 700, "shuffle": False, "length_multiple": length_multiple}
     batches = list(sampler_of(encoded, **fields, batch_by="real"))
@@ -224,7 +224,7 @@ def test_collator(words):
 
 
 def test_stream_to_padded_batches(train, tokenizer, encoded):
-    """From text to tensors through a stream; every pair once an epoch, also when a run resumes in the middle."""
+    """From text to tensors through a stream: every pair occurs once an epoch, also after a resume in the middle."""
     stream = encode(train.to_iterable_dataset(), tokenizer, DataArguments(), filter=True)
     batches = StreamBatches(stream, 1024, seed=5, buffer_size=400)
     loader = DataLoader(batches, batch_size=None, collate_fn=TranslationCollator(tokenizer, 2))

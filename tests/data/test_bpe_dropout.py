@@ -1,4 +1,4 @@
-"""BPE-dropout, against the probabilities of all its ways, written out naively."""
+"""BPE-dropout, against the probabilities of all possible segmentations, computed naively."""
 
 import json
 import random
@@ -57,7 +57,10 @@ def test_other_pieces_of_the_same_words(tokenizer):
 
 
 def probabilities(pieces: tuple[str, ...], merges: list[tuple[str, str]], rate: float) -> dict[tuple[str, ...], float]:
-    """Of each outcome of algorithm 1: all ways to leave out possible merges, then the first that is left, and on."""
+    """The probability of each outcome of algorithm 1.
+
+    Each step tries all ways to leave out possible merges, and applies the first merge that remains.
+    """
     places = [i for i, pair in enumerate(pairwise(pieces)) if pair in merges]
     outcomes: dict[tuple[str, ...], float] = defaultdict(float)
     for choice in range(2 ** len(places)):
@@ -105,7 +108,7 @@ def test_a_batch_is_cut_by_its_seed_and_epoch(tokenizer):
     assert batch() != batch(seed=2)
     assert batch()["input_ids"] != batch(rate=0)["input_ids"]
     assert batch()["labels"] != batch(rate=0)["labels"]
-    assert batch(max_length=1, rate=1) == batch(rate=0)  # longer ones are not used
+    assert batch(max_length=1, rate=1) == batch(rate=0)  # new pieces are not used if they exceed max_length
 
 
 def test_refuses_a_tokenizer_without_merges():
@@ -117,7 +120,7 @@ def test_refuses_a_tokenizer_without_merges():
 
 
 def test_pieces_that_mark_no_word_are_refused(tmp_path):
-    """A sentence would be one word, and pieces would join across spaces."""
+    """Without such marks a sentence would be one word, and pieces would merge across spaces."""
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=60, special_tokens=["<pad>", "<unk>"]))

@@ -1,4 +1,4 @@
-"""Merges that are learnt, against the algorithm written out naively, and against published merges."""
+"""Learning of merges, against the algorithm written out naively, and against published merges."""
 
 import random
 from itertools import chain, pairwise
@@ -15,7 +15,7 @@ CONTROL = Places().resolve("multi30k_lowercased_tokenised")
 
 
 def learn(text: str, number: int) -> list[tuple[str, str]]:
-    """Sennrich et al. 2016, algorithm 1, counting all pairs anew for each merge; the greatest of equals wins."""
+    """Sennrich et al. 2016, algorithm 1, counting all pairs anew for each merge. Of equal pairs, the greatest wins."""
     words = [[*word[:-1], word[-1] + "</w>"] for word in text.split()]
     merges = []
     for _ in range(number):
@@ -47,7 +47,7 @@ def test_learns_as_the_algorithm(letters):
 
 @pytest.mark.skipif(not CONTROL.is_dir(), reason="the control's corpus is not at $HF_DEEPWIDE_DATA")
 def test_finds_the_published_merges():
-    """The first thousand of the ten thousand merges that were published with the control's corpus."""
+    """Compare with the first 1,000 of the 10,000 merges that were published with the control's corpus."""
     lines = chain.from_iterable(read_lines(CONTROL / f"train.{lang}.gz") for lang in ("en", "de"))
     assert learn_merges(lines, 1_000) == read_codes(CONTROL / "bpe10k.codes.gz")[:1_000]
 

@@ -1,4 +1,4 @@
-"""Corpora of code: what is changed of them, and that their code stays the same program."""
+"""Corpora of code: how their text is changed, and that the code stays the same program."""
 
 import ast
 import gzip

@@ -1,4 +1,4 @@
-"""Reading parallel text: exact alignment, and one clear message or one counted filter for whatever is wrong."""
+"""Reading parallel text: exact alignment, and one clear message or one counted filter for each fault."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ def test_root_is_the_environment_variable_unless_given(corpus, monkeypatch, tmp_
     assert len(load_parallel(text(corpus, root=None), "train")) == 3
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     assert str(elsewhere) in message(text(elsewhere))
-    assert len(load_parallel(text(elsewhere, train=str(corpus / "train")), "train")) == 3  # absolute
+    assert len(load_parallel(text(elsewhere, train=str(corpus / "train")), "train")) == 3  # an absolute path
 
 
 @pytest.mark.parametrize("odd", ["\u2028", "\x0b", "\x0c", "\x1c", "\x85", "\r"])
@@ -99,7 +99,7 @@ def test_bytes_that_are_not_utf8(corpus):
         (gzip.compress(b""), "empty"),
         (gzip.compress("eins\nzwei\ndrei\n".encode("utf-16-le")), "line 1: a zero byte"),
     ],
-    # gzip notes the time: tests that are named by it have other names in each of pytest's processes, and none is run
+    # gzip writes the time into its bytes: ids made of them differ between pytest's processes, and no test would run
     ids=["not gzip", "cut off", "no bytes", "gzip of no bytes", "gzip of UTF-16"],
 )
 def test_broken_files(corpus, content, expected):
@@ -295,7 +295,7 @@ def test_local_datasets(name, streaming, request, caplog, monkeypatch, tmp_path_
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_words_for_what_is_missing_are_words(streaming, tmp_path, monkeypatch, tmp_path_factory):
-    """Pandas takes them for nulls in a table, and the pairs would be left out as empty."""
+    """Pandas reads such words in a table as nulls, so that their pairs would be left out as empty."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
     (tmp_path / "folder").mkdir()
     rows = [("None", "Keine"), ("NA", "NA"), ("null", "null"), ("nan", "Oma"), ("a", "b"), ("", "leer")]

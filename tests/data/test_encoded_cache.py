@@ -1,4 +1,4 @@
-"""The cache of encoded corpora: taken where nothing has changed, made again where something has, never in the way."""
+"""The cache of encoded corpora: used if nothing has changed, made again otherwise, and never a cause of errors."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ ROWS = {"source": ["a red dog", "a cat", "a dog"], "target": ["b rot", "é", "b 
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch):
-    """The folder of the cache, for corpora of any size."""
+    """The folder of the cache, which here takes corpora of any size."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(encoded_cache, "LEAST_PAIRS", 1)
     return encoded_cache.cache_folder()
@@ -32,7 +32,7 @@ def kept(tmp_path, monkeypatch):
 
 @pytest.fixture
 def encodings(monkeypatch):
-    """How many batches of text have been encoded."""
+    """A list that receives the size of each batch of text that is encoded."""
     counted, original = [], TextEncoder.bodies
 
     def bodies(encoder, texts):
@@ -101,7 +101,7 @@ def test_encode_again_what_is_damaged(encodings, kept, caplog):
     first = encoded().to_list()
     (file,) = kept.glob("*/*.arrow")
     content = bytearray(file.read_bytes())
-    at = content.rindex(bytes([2, 0, 0, 0]))  # an </s>
+    at = content.rindex(bytes([2, 0, 0, 0]))  # the id of an </s>
     content[at] = 3
     file.write_bytes(bytes(content))
     encodings.clear()
@@ -140,7 +140,7 @@ def test_what_a_killed_process_has_left_counts_and_goes(kept, monkeypatch):
 
 
 def test_read_what_somebody_else_keeps(encodings, kept, monkeypatch, caplog):
-    """Only the owner of a folder may say that it was used, and only the owner of the one above may remove it."""
+    """Only the owner of a folder may set its time of use. Only the owner of the parent folder may remove it."""
 
     def refuse(*_):
         raise PermissionError("not yours")
@@ -202,7 +202,7 @@ def test_sources_are_encoded_again_where_other_words_stand_before_them(kept):
 
 
 def test_pairs_are_encoded_again_for_another_source_language_of_one_pair():
-    """Of a tokenizer with codes, where the first pair and all targets stay."""
+    """The tokenizer has language codes. The first pair and all targets stay the same."""
     words = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdegorté"]
     codes = ["eng_Latn", "deu_Latn", "fra_Latn", "spa_Latn"]
     tokenizer = NllbTokenizer({word: i for i, word in enumerate(words)}, merges=[], extra_special_tokens=codes)
@@ -216,7 +216,7 @@ def test_pairs_are_encoded_again_for_another_source_language_of_one_pair():
 
 
 def test_pairs_are_encoded_again_for_another_vocabulary_of_targets():
-    """Of a tokenizer whose tokens are words, with a vocabulary for each side."""
+    """The tokens of the tokenizer are words, with a vocabulary for each side."""
     sources, targets = ["a", "red", "dog", "cat"], ["b", "rot", "é"]
     ids = [encoded(tokenizer=WordTokenizer(sources, order))["labels"][:] for order in (targets, targets[::-1])]
     assert ids == [[[4, 5, 2], [6, 2], [4, 4, 2]], [[6, 5, 2], [4, 2], [6, 6, 2]]]

@@ -20,14 +20,14 @@ def symbols_of(word, merges):
 
 
 def fairseq_ids(text, symbols, merges):
-    """What `Dictionary.encode_line` gives: places of symbols, 3 for those that are not there, and the end."""
+    """The ids of `Dictionary.encode_line`: the position of each symbol, 3 for unknown symbols, and 2 at the end."""
     pieces = [piece for word in text.split() for piece in symbols_of(word, merges)]
     return [symbols.index(piece) if piece in symbols else 3 for piece in pieces] + [2]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Codes, and the dictionary of the pieces that occur in the text: some pieces of the merges do not."""
+    """Codes, and a dictionary of the pieces that occur in the text. It lacks some pieces of the merges."""
     folder = tmp_path_factory.mktemp("fairseq")
     merges = learn(WORDS, 15)
     (folder / "codes").write_text("\n".join(["#version: 0.2", *map(" ".join, merges)]) + "\n", encoding="utf-8")
@@ -52,7 +52,7 @@ def test_gives_the_ids_of_fairseq(codes, files, tmp_path):
     for word in words:
         ids = tokenizer(word)["input_ids"]
         beyond += any(i >= len(symbols) for i in ids)
-        # pieces that the dictionary lacks have ids behind it, where fairseq has the unknown token
+        # pieces that the dictionary lacks have ids after its last id; fairseq gives them the id of the unknown token
         assert [3 if i >= len(symbols) else i for i in ids] == fairseq_ids(word, symbols, merges), word
     assert beyond
     text = " ".join(WORDS)
@@ -77,7 +77,7 @@ def test_tokens_of_languages_stand_behind_the_dictionary(files):
 
 
 def test_a_symbol_that_overwrites_another_takes_the_newer_id(tmp_path):
-    """As by `Dictionary.add_symbol(overwrite=True)`; what fairseq writes itself, such as `<unk>`, keeps its id."""
+    """As with `Dictionary.add_symbol(overwrite=True)`. Symbols that fairseq adds itself (`<unk>`) keep their id."""
     path = tmp_path / "dict.txt"
     path.write_text("a 3\nb 2\na 1 #fairseq:overwrite\n<unk> 1 #fairseq:overwrite\nc 1 #fairseq:overwrite\n")
     symbols = read_dictionary(path)

@@ -25,7 +25,7 @@ from hf_deepwide.runs.run import run_recipe
 
 
 def make_base(kind, folder):
-    """A base with its tokenizer, as somebody else left it: with no target language, or another one."""
+    """Save a base with its tokenizer, as another user left it: with no target language, or another one."""
     make, model, config, *_ = KINDS[kind]
     folder.mkdir()
     tokenizer = make(folder)
@@ -41,7 +41,7 @@ def make_base(kind, folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fine_tuning_uses_the_codes_of_the_recipe(kind, tmp_path):
-    """In training the decoder begins as it does in the scoring of the run, and in the pipeline, which need no more."""
+    """In training the decoder starts from the same tokens as in scoring and the pipeline, which need no settings."""
     tokenizer = make_base(kind, tmp_path / "base")
     source, target, code_first = KINDS[kind][3:]
     rows = [{"x": text, "y": text[::-1]} for text in ("a b c", "d c", "a a b", "c b a d") * 4]
@@ -87,7 +87,7 @@ def test_codes_that_the_tokenizer_does_not_have_are_refused(tmp_path):
 
 
 def test_a_legacy_tokenizer_is_refused_for_training(tmp_path):
-    """It would train the model to expect codes elsewhere than NLLB does."""
+    """Such a tokenizer would train the model to expect codes in other places than NLLB does."""
     tokenizer = nllb(tmp_path)
     tokenizer.legacy_behaviour = True
     with pytest.raises(UserError, match="legacy_behaviour=False"):
@@ -102,7 +102,7 @@ def test_sets_only_the_given_language(tmp_path):
 
 
 def test_codes_of_a_loaded_tokenizer_are_no_text(tmp_path):
-    """M2M100's tokenizer, as its class makes it, writes the code of a translation's language into the text."""
+    """A tokenizer that M2M100's class makes writes the language code into the decoded text; a loaded one does not."""
     made = m2m(tmp_path)
     made.save_pretrained(tmp_path)
     codes = language_ids(made)

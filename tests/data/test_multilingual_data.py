@@ -24,7 +24,7 @@ PAIRS = ["en-de", "en-fr"]
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Text files by prefix and language, and for each pair in a folder of its own."""
+    """A text file `all` for each language, and for each pair a folder with a text file `text` for each side."""
     for language, lines in LINES.items():
         (tmp_path / f"all.{language}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     for pair, count in (("en-de", 3), ("en-fr", 1)):
@@ -212,7 +212,7 @@ def test_names_what_is_wrong(fields, words):
 
 @pytest.mark.parametrize("temperature", [1.0, 1.5, 5.0, float("inf")])
 def test_an_epoch_has_the_proportions_of_the_temperature(temperature):
-    """p_i ~ n_i^(1/T), each sentence once at least, and of the repeated ones others in each epoch."""
+    """p_i ~ n_i^(1/T). Each sentence occurs at least once, and each epoch repeats other sentences."""
     random = np.random.default_rng(7)
     sizes = [1500, 400, 90]
     pair = np.repeat([0, 1, 2], sizes)
@@ -221,7 +221,7 @@ def test_an_epoch_has_the_proportions_of_the_temperature(temperature):
         *lengths, 1024, seed=3, batch_multiple=4, copies=copies_by_temperature(pair, temperature)
     )
     wanted = np.array(sizes) ** (1 / temperature)
-    wanted = wanted / wanted[0] * sizes[0]  # the largest pair once
+    wanted = wanted / wanted[0] * sizes[0]  # sentences of the largest pair occur once
     epochs = []
     for epoch in (0, 1):
         sampler.set_epoch(epoch)
@@ -248,7 +248,7 @@ def test_an_epoch_has_the_proportions_of_the_temperature(temperature):
 
 @pytest.mark.parametrize("options", [{"length_multiple": 1}, {"length_multiple": 2}, {"batch_by": "real"}])
 def test_copies_of_a_sentence_are_in_many_batches(options):
-    """Each of them is to count in an update of its own: lengths that are counted finely would bring them together."""
+    """Each copy must be in another update. With finely counted lengths, copies would share batches."""
     random = np.random.default_rng(7)
     pair = np.repeat([0, 1], [5000, 150])
     lengths = np.clip(random.lognormal(2.8, 0.6, (2, len(pair))), 2, 90).astype(int)
@@ -264,7 +264,7 @@ def test_copies_of_a_sentence_are_in_many_batches(options):
 
 
 def test_the_longest_pair_fits_though_its_length_counts_for_more():
-    """8 tokens fit into 9, and 9 do; counted as 16 they would not."""
+    """With copies, lengths are rounded up to multiples of 8, but 9 tokens do not count as 16: they fit into 9."""
     sampler = TokenBatchSampler([9, 3], [8, 3], 9, seed=3, length_multiple=1, copies=[2.0, 1.0])
     assert sorted(map(tuple, sampler)) == [(0,), (0,), (1,)]
 
@@ -280,7 +280,7 @@ def test_copies_of_one_show_each_sentence_once():
 
 
 def test_repeats_of_four_sentences():
-    """The example of the docstring; a fifth sentence of another shape keeps its places."""
+    """The example in the docstring of `Repeats`. A fifth sentence of another shape keeps its places."""
     repeats = Repeats(np.full((4, 2), 8), np.full(4, 1.5))
     order = repeats.extend(np.array([3, 1, 0, 2]))
     assert order.tolist() == [3, 1, 1, 0, 0, 2]
@@ -292,7 +292,7 @@ def test_repeats_of_four_sentences():
 
 
 def test_sentences_are_not_searched_once_for_each_kind(monkeypatch):
-    """Thousands of kinds, as in large corpora: a number of passes over the sentences that does not grow with them."""
+    """With thousands of kinds, as in large corpora, the number of passes over the sentences does not grow."""
     passes, flatnonzero = [], np.flatnonzero
     monkeypatch.setattr(np, "flatnonzero", lambda values: passes.append(len(values)) or flatnonzero(values))
     shapes = np.stack(np.divmod(np.arange(2000), 40), axis=1)
@@ -303,7 +303,7 @@ def test_sentences_are_not_searched_once_for_each_kind(monkeypatch):
 
 
 def test_a_language_pair_that_the_length_filters_empty_is_named(corpus, tokenizer, caplog):
-    """Else it would be trained without, and the card would claim it."""
+    """Otherwise the run would train without this pair, and the model card would still name it."""
     (corpus / "en-fr" / "text.fr").write_text("un chien " * 40 + "\n", encoding="utf-8")
     args = arguments(corpus, train="{pair}/text", max_length=20)
     add_tags(tokenizer, args)

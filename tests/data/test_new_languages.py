@@ -68,10 +68,10 @@ def test_a_new_code_is_a_token_whose_embedding_is_that_of_others(kind, spare, re
 
 @pytest.mark.parametrize("kind", NEW)
 def test_a_new_code_leaves_other_added_tokens_alone(kind, tmp_path):
-    """Such as the tag of back-translations."""
+    """An example of such a token is the tag of back-translations."""
     model, tokenizer = make_base(kind, tmp_path)
     last = max(language_ids(tokenizer).values())
-    while tokenizer.convert_tokens_to_ids("<bt>") == tokenizer.unk_token_id:  # it is the first behind the codes
+    while tokenizer.convert_tokens_to_ids("<bt>") == tokenizer.unk_token_id:  # <bt> becomes the first behind the codes
         behind = max(tokenizer.get_vocab().values()) >= last
         tokenizer.add_tokens(["<bt>" if behind else f"<{len(tokenizer)}>"], special_tokens=True)
     tag = tokenizer.convert_tokens_to_ids("<bt>")
@@ -145,7 +145,7 @@ def test_fields_that_name_no_codes_are_refused(fields, message):
 
 @pytest.mark.parametrize("more", [0, 2])
 def test_rows_that_start_at_random_are_told_of(more, tmp_path, caplog):
-    """Not those of a new language, which begin as another, and of the tag of synthetic pairs, which is meant."""
+    """Except the row of a new language, which starts as a copy, and the row of the synthetic tag, which is meant."""
     base, tokenizer = make_base("nllb", tmp_path / "base")
     tokenizer.add_tokens([f"new{number}" for number in range(more)])
     tokenizer.save_pretrained(tmp_path / "other")
@@ -188,7 +188,7 @@ def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path, used
         assert set(map(tuple, batch["decoder_input_ids"][:, :2].tolist())) == {(2, ids[target_code])}
 
     if family == "mat":
-        share(run, tmp_path / "shared")  # loads it in another process, and translates
+        share(run, tmp_path / "shared")  # loads the model in another process, and translates
         run = tmp_path / "shared"
     translate = pipeline("translation", str(run), device="cpu", max_new_tokens=4, max_length=None)
     for source_code, target_code in (pair.split("-") for pair in pairs):
@@ -201,7 +201,7 @@ def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path, used
 
 @pytest.mark.parametrize("kind", NEW)
 def test_a_run_reads_a_new_language(kind, tmp_path):
-    """One pair, from the new language: its tokenizer can be loaded, and is told the language in the call."""
+    """One pair, from the new language. The saved tokenizer can be loaded, and each call names the languages."""
     make_base(kind, tmp_path / "base")
     write_corpus(tmp_path)
     code, target = NEW[kind], KINDS[kind][4]
@@ -257,14 +257,14 @@ def test_decoders_of_mbart_start_from_the_language_of_each_pair(tmp_path):
     assert all(row["labels"][-2:] == [2, row["decoder_start"]] for row in encoded)
     translate = pipeline("translation", str(tmp_path / "run"), device="cpu", max_new_tokens=4, max_length=None)
     for language in ("fr_XX", "en_XX"):
-        said = translate("a b", tgt_lang=language, return_tensors=True)  # all pairs have one source
+        said = translate("a b", tgt_lang=language, return_tensors=True)  # all pairs have the same source language
         assert said[0]["translation_token_ids"][0] == token_id(tokenizer, language)
     with pytest.raises(ValueError, match="say the target language"):
         translate("a b")
 
 
 def test_a_source_that_was_added_is_not_mistaken_for_the_bases(tmp_path):
-    """M2M100's tokenizer cannot be saved with it, and must not keep another one."""
+    """M2M100's tokenizer cannot save the added source language, and must not keep the base's language instead."""
     (tokenizer_of, *_) = KINDS["m2m100"]
     tokenizer = tokenizer_of(tmp_path)
     tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = "de"

@@ -1,4 +1,4 @@
-"""Languages: whoever asks, and however, the model is told the same; what it does not know is named."""
+"""Languages: all ways to choose languages give the model the same input; errors name the unknown language."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ def code_model(kind, folder):
 
 
 def test_threads_do_not_hear_each_other_s_languages(tmp_path):
-    """A thread that asks while another one has told the tokenizer its languages waits, and finds those saved."""
+    """While another thread has set the tokenizer's languages, a thread waits, and then finds the saved languages."""
     model, tokenizer, source, target = code_model("nllb", tmp_path)
     language_pairs.set_languages(tokenizer, source, target)
     languages = Languages(model.config, model.generation_config, tokenizer)
@@ -186,7 +186,7 @@ def test_a_model_of_one_pair_says_that_it_was_asked_for_another(bpe, monkeypatch
 def test_a_translation_without_end_stops_at_the_last_position(family, positions, bpe):
     extra = {"layer_selection_init": 1.0} if family == "latent_depth" else {}
     model = plain_model(bpe, family, position_embedding_type=positions, **extra)
-    model.generation_config.max_length = 256  # as a run writes it whose sentences are shorter than data.max_length
+    model.generation_config.max_length = 256  # more than the 16 positions of the model
     made = pipeline("translation", model=model, tokenizer=bpe, device="cpu", num_beams=1)
     assert len(made("a b", return_tensors=True)[0]["translation_token_ids"]) <= 17
     for limit in ({"max_length": 99}, {"max_new_tokens": 99}):
@@ -198,7 +198,7 @@ def test_a_translation_without_end_stops_at_the_last_position(family, positions,
 
 @pytest.mark.parametrize("kind", ["mat", "bart"])
 def test_batches_translate_as_one_by_one(kind, bpe):
-    """Bart counts positions from the row's first token, padding or not."""
+    """Bart counts positions from the first token of the row, even if this token is padding."""
     model = plain_model(bpe)
     if kind == "bart":
         ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
@@ -277,7 +277,7 @@ def test_prefixes_of_t5_are_found_by_one_language_and_refused_by_name(bpe):
 
 
 def test_a_language_chooses_the_posterior_that_has_its_name(bpe, caplog):
-    """Of a model whose config has no pairs, such as one that `init` made."""
+    """The config of the model has no pairs, as in a model that `init` made."""
     model = build("latent-both", num_posteriors=2, posterior_names=["de", "en-fr"], vocab_size=len(bpe))
     made = pipeline("translation", model=model, tokenizer=bpe, device="cpu", **QUICK)
     found = {}
@@ -299,7 +299,7 @@ def test_a_language_chooses_the_posterior_that_has_its_name(bpe, caplog):
 
 @pytest.mark.parametrize(("positions", "expected"), [(64, 64), (256, 128)])
 def test_a_run_asks_for_no_more_positions_than_its_model_has(positions, expected, tmp_path):
-    """Of 128 tokens a sentence; the config also names the one pair, by which other pairs are noticed."""
+    """The recipe allows 128 tokens per sentence. The config also names the only pair, so that others are noticed."""
     recipe = tiny_recipe(tmp_path, model={"max_position_embeddings": positions, "position_embedding_type": "learned"})
     tokenizer = train_tokenizer(["a b c"], TokenizerArguments(vocab_size=20))
     model = build_model(recipe, tokenizer, recipe.training_arguments())

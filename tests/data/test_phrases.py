@@ -1,4 +1,4 @@
-"""The embedded corpus: what it promises of its splits, and that its phrases say the same in both languages."""
+"""The embedded corpus: the promised properties of its splits, and the same meaning in both languages."""
 
 import calendar
 import re
@@ -63,7 +63,7 @@ def test_nouns_are_complete():
 
 
 def test_german_and_english_say_the_same(phrases):
-    """Dates and times of the whole corpus, read back by hand-written rules of the two languages."""
+    """Compare all dates and times of the training phrases by hand-written rules for the two languages."""
     months = ["Januar", "Februar", "März", "April", "Mai", "Juni", "Juli", "August", "September", "Oktober"]
     months += ["November", "Dezember"]
     dates = times = 0
@@ -125,7 +125,7 @@ def test_unknown_language():
 
 @pytest.mark.parametrize("source_lang", ["de", "en"])
 def test_phrases_that_differ_in_one_language_alone_are_left_out(monkeypatch, source_lang):
-    """Of 140 German sentences English tells 7 apart; then there are no more, which is told."""
+    """English distinguishes only 7 of 140 German sentences. Then phrases are exhausted, as the error reports."""
     monkeypatch.setattr("hf_deepwide.data.phrases.FRAMES", [("{name} {weekday}", *["{weekday}"] * 4)])
     with pytest.raises(UserError, match="exhausted after 7;"):
         build_phrases(source_lang, "en" if source_lang == "de" else "de", train_size=99)

@@ -36,7 +36,7 @@ from hf_deepwide_cli import packaged
 
 CONTROL = Places().resolve("multi30k_lowercased_tokenised")
 ON_HUB = [name for name, corpus in CORPORA.items() if corpus.hub is not None]
-LANGUAGES = {"wmt17": ["lv"], "ted8": ["aze", "por"], "opus100": ["af"]}  # that the small folders have
+LANGUAGES = {"wmt17": ["lv"], "ted8": ["aze", "por"], "opus100": ["af"]}  # the languages in the small folders
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ TEST_SETS = {
 }
 
 
-YEARS = {"wmt09", "wmt10", "wmt11", "wmt12"}  # which the page names as a range
+YEARS = {"wmt09", "wmt10", "wmt11", "wmt12"}  # the page names these test sets as a range
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def call(monkeypatch, *words) -> None:
 
 
 def error_of(monkeypatch, capsys, *words) -> str:
-    """What the command says of a mistake: one line."""
+    """Return the error message of the command, which must be one line."""
     with pytest.raises(SystemExit) as ended:
         call(monkeypatch, *words)
     assert ended.value.code == 2
@@ -106,7 +106,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def assert_recipe_reads(command: str) -> None:
-    """The recipe that the command names reads all splits of what was prepared."""
+    """Check that the recipe in the command reads all splits of the prepared corpus."""
     recipe, *overrides = shlex.split(command)
     data = load_recipe(recipe, overrides).data
     for split in ("train", "validation", "test"):
@@ -114,7 +114,7 @@ def assert_recipe_reads(command: str) -> None:
 
 
 def printed(told: str) -> str:
-    """What the last line that is printed says of training."""
+    """Return the arguments of `hf-deepwide train` in the last line that is printed."""
     start, found, command = told.strip().splitlines()[-1].partition("train: hf-deepwide train ")
     assert (start, found) == ("", "train: hf-deepwide train ")
     return command
@@ -160,7 +160,7 @@ def test_the_printed_command_names_only_what_was_prepared(name, languages, pairs
 
 def test_the_corpus_of_the_control_is_made_of_the_tokenised_captions(tmp_path, monkeypatch, capsys):
     source, corpus = released("multi30k-tokenised", tmp_path), "multi30k-tokenised"
-    (source / "data" / "images.jsonl").write_text("{}\n")  # no copy of a data set: the Hub has none of this corpus
+    (source / "data" / "images.jsonl").write_text("{}\n")  # not taken for a data set: the Hub lacks this corpus
     call(monkeypatch, corpus, "--source", source, "--output", tmp_path, "--unchecked", "--bpe")
     command = printed(capsys.readouterr().out)
     codes = tmp_path / "multi30k_lowercased_tokenised" / "bpe10k.codes.gz"
@@ -202,7 +202,7 @@ def test_languages_without_a_validation_set_have_no_command(tmp_path, hub, monke
 
 
 def test_iwslt14_is_cleaned_as_the_script_does(tmp_path):
-    """Sixty pairs are left: their numbers 23 and 46 are held out, and the rest is trained on."""
+    """Of the 61 pairs that are left, the 23rd and the 46th are held out. The other pairs are for training."""
     Preparation(CORPORA["iwslt14-de-en"], tmp_path, released("iwslt14-de-en", tmp_path), unchecked=True).run()
     folder = tmp_path / "iwslt14"
     for lang, word in (("de", "haus"), ("en", "house")):
@@ -216,11 +216,11 @@ def test_iwslt14_is_cleaned_as_the_script_does(tmp_path):
         ]
         assert len(lines(folder / f"test.{lang}")) == 10
     left_out = json.loads((folder / "manifest.json").read_text())["files"]["train.de"]["left_out"]
-    assert sorted(left_out.values()) == [1, 2]  # one by the ratio; an empty pair, and a pair of 176 words
+    assert sorted(left_out.values()) == [1, 2]  # by the ratio: 1; by length: an empty pair and a pair of 176 words
 
 
 def test_wmt14_is_cleaned_as_the_script_does_and_keeps_its_order(tmp_path):
-    """Punctuation is normalised in training; of a test set apostrophes only. Dashes in words are split everywhere."""
+    """Training text has its punctuation normalised, test sets only apostrophes. Dashes in words are always split."""
     Preparation(CORPORA["wmt14-en-de"], tmp_path, released("wmt14-en-de", tmp_path), unchecked=True).run()
     folder = tmp_path / "wmt14-en-de" / "de-en"
     first, second = ([f"Das house , Nr. {n} ( en ) !" for n in numbers] for numbers in (range(20), range(100, 109)))
@@ -241,7 +241,7 @@ def test_wmt14_is_cleaned_as_the_script_does_and_keeps_its_order(tmp_path):
     ],
 )
 def test_punctuation_is_normalised_as_by_the_scripts_of_moses(lang, text, expected):
-    """What normalize-punctuation.perl and remove-non-printing-char.perl write, one after the other."""
+    """Compare with the output of normalize-punctuation.perl, followed by remove-non-printing-char.perl."""
     assert NORMALIZED.made_for([lang])((text,)) == (expected,)
 
 
@@ -261,7 +261,7 @@ def test_wmt14_is_cleaned_alike_from_the_hub_and_from_files():
 
 
 def test_test_sets_come_from_sacrebleu(tmp_path, hub, archives):
-    """Before 2014 both sides were sources; the same text is there in all languages."""
+    """In WMT test sets before 2014 all languages have the same text, so that both sides are read as sources."""
     for _ in range(2):
         Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
     folder = tmp_path / "wmt14-en-de" / "de-en"
@@ -273,7 +273,7 @@ def test_test_sets_come_from_sacrebleu(tmp_path, hub, archives):
     ]
     both = ["--data.name", "wmt14-en-de", "--data.root", str(tmp_path), "--data.validation", "newstest2012+validation"]
     assert len(load_parallel(load_recipe("wmt14_en_de_dwlstm", both).data, "validation")) == 3 + 4
-    assert archives["wmt12"].downloads == 2  # once a direction
+    assert archives["wmt12"].downloads == 2  # once for each direction, although the preparation ran twice
 
 
 def test_wmt19_has_six_test_sets_to_validate_on(tmp_path, hub):
@@ -329,7 +329,7 @@ def test_ted8_leaves_out_what_is_not_translated(tmp_path, hub):
     folder = tmp_path / "files" / "ted8"
     assert lines(folder / "eng-aze" / "valid.eng") == ["en 0 .", "en 1 .", "en 3 ."]
     assert lines(folder / "eng-aze" / "valid.aze") == ["az 0 .", "az 1 .", "az 3 ."]
-    assert lines(folder / "eng-por" / "test.por")[2] == "pt-br 2 ."  # Brazilian is the larger one, as in the paper
+    assert lines(folder / "eng-por" / "test.por")[2] == "pt-br 2 ."  # Brazilian is the larger corpus, as in the paper
     assert lines(tmp_path / "hub" / "ted8" / "eng-aze" / "test.aze") == [f"az {number} ." for number in range(4)]
 
 
@@ -363,7 +363,7 @@ def test_multi30k_equals_the_files(tmp_path):
 @pytest.mark.skipif(not (CONTROL / "val.de.gz").is_file(), reason="the control's corpus is not at $HF_DEEPWIDE_DATA")
 @pytest.mark.parametrize("lang", ["en", "de"])
 def test_tokenises_as_the_published_text_of_the_control(lang):
-    """Its authors also made quotation marks alike, which no step here does. One line in a thousand may differ."""
+    """The control's authors also unified quotation marks; no step here does so. One line in a thousand may differ."""
     alike = MosesPunctNormalizer(lang).normalize
     raw = [(alike(text.lower()),) for text in read_lines(MULTI30K / f"val.{lang}.gz")]
     tokenized = cleaned(raw, [TOKENIZED], (lang,), Counter())
@@ -375,7 +375,7 @@ def test_tokenises_as_the_published_text_of_the_control(lang):
 def test_copies_of_data_sets_are_read_in_place_of_the_hub(tmp_path, hub, monkeypatch):
     Preparation(CORPORA["wmt14-en-de"], tmp_path / "first", unchecked=True).run()
     clone = tmp_path / "copies" / "wmt" / "wmt14"
-    shutil.copytree(tmp_path / "first" / "wmt14-en-de", clone)  # its card names configs, as the Hub's does
+    shutil.copytree(tmp_path / "first" / "wmt14-en-de", clone)  # the card of this copy names configs, as on the Hub
     monkeypatch.setattr(sources, "load_dataset", load_dataset)
     Preparation(CORPORA["wmt14-en-de"], tmp_path / "second", tmp_path / "copies", unchecked=True).run()
     name = "wmt14-en-de/de-en/test.jsonl"
@@ -390,7 +390,7 @@ def test_saved_data_sets_are_read(tmp_path, hub):
 
 
 def test_clones_of_the_tables_of_scripts_are_read(tmp_path, hub, monkeypatch):
-    """Tables lie in folders of splits, and no card names them."""
+    """Each split has a folder of tables, and no dataset card names the tables."""
     for split in ("train", "validation", "test"):
         folder = tmp_path / "clone" / "de-en" / split
         folder.mkdir(parents=True)
@@ -415,12 +415,12 @@ def test_a_second_start_makes_nothing_again(tmp_path, hub):
     before, asked = contents(tmp_path), len(hub.asked)
     Preparation(CORPORA["wmt14-en-de"], tmp_path, unchecked=True).run()
     assert contents(tmp_path) == before
-    assert len(hub.asked) == asked == 3  # a test set of sacreBLEU is no part of the Hub
+    assert len(hub.asked) == asked == 3  # test sets of sacreBLEU do not come from the Hub
 
 
 @pytest.mark.parametrize("stop", ["reading", "naming"])
 def test_an_interrupted_start_is_made_whole(stop, tmp_path, hub, monkeypatch):
-    """Interrupted among the training pairs, or when the first of two files has its name."""
+    """The first start stops among the training pairs, or when only one of two files has its final name."""
     whole = tmp_path / "whole"
     Preparation(CORPORA["multi30k"], whole, unchecked=True).run()
     hub.asked.clear()
@@ -481,7 +481,7 @@ def test_what_is_there_is_never_lost(spoil, tmp_path, hub, monkeypatch, capsys):
 
 
 def test_files_stay_beside_those_that_they_are_aligned_with(tmp_path, monkeypatch, capsys):
-    """English text is that of every pair: another release for one of them would part the others."""
+    """All pairs share the English text: another release of it for one pair would misalign the other pairs."""
     source, folder = released("multi30k", tmp_path), tmp_path / "out" / "multi30k"
     command = ("multi30k", "--source", source, "--output", tmp_path / "out", "--unchecked", "--languages")
     call(monkeypatch, *command, "de")
@@ -550,7 +550,7 @@ def test_the_card_names_new_configs_unless_it_was_changed(tmp_path, hub, caplog)
     assert configs("de") == 3
 
 
-# --- What is published is checked.
+# --- Counts and digests of the published corpora are checked.
 
 
 def test_without_output_a_corpus_goes_where_recipes_look(tmp_path, hub, monkeypatch):
@@ -605,7 +605,7 @@ def test_digests_are_checked(tmp_path, monkeypatch, capsys):
     call(monkeypatch, "multi30k", "--source", source, "--output", tmp_path / "wrong", "--unchecked")
     told = error_of(monkeypatch, capsys, "multi30k", "--source", source, "--output", tmp_path / "wrong")
     assert "val.de is not the published one" in told
-    call(monkeypatch, "multi30k", "--source", source, "--output", tmp_path / "right")  # finished before, and right
+    call(monkeypatch, "multi30k", "--source", source, "--output", tmp_path / "right")  # finished and checked before
 
 
 # --- Mistakes end in one line.
@@ -649,7 +649,7 @@ def test_mistakes_end_in_one_line(words, said, tmp_path, hub, monkeypatch, capsy
     for split in ("dev", "test", "train"):
         write(tmp_path / "table" / f"all_talks_{split}.tsv", ["en\tbe", "x\ty"])
         write(tmp_path / "cells" / f"all_talks_{split}.tsv", ["en\taz", "x"])
-    (tmp_path / "cache").mkdir()  # of `datasets`
+    (tmp_path / "cache").mkdir()  # the cache of `datasets`
     before = contents(tmp_path), sorted(tmp_path.iterdir())
     assert said in error_of(monkeypatch, capsys, *words)
     shutil.rmtree(tmp_path / "cache")
@@ -728,11 +728,11 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, hub, monkeypatch):
     assert max(held) <= 1
 
 
-# --- Merges, and a training on what was prepared.
+# --- Merges, and training on a prepared corpus.
 
 
 def test_merges_are_learnt_from_both_sides_and_trained_with(tmp_path, monkeypatch, capsys):
-    """Two updates of the paper's recipe, made small, by the overrides that the command prints."""
+    """Train two updates of the paper's recipe, made small, with the overrides that the command prints."""
     source = released("iwslt14-de-en", tmp_path)
     monkeypatch.chdir(tmp_path)
     command = ("iwslt14-de-en", "--source", source, "--output", "out", "--unchecked", "--bpe", "30")
@@ -765,7 +765,7 @@ def test_merges_are_learnt_from_both_sides_and_trained_with(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_merges_are_learnt_again_where_their_text_has_changed(changed, tmp_path, monkeypatch, capsys):
-    """Also if the command that makes the text again asks for none. Merges that somebody has changed stay."""
+    """Also if the command that makes the text again has no `--bpe`. Merges that a user has changed stay."""
     source = released("iwslt14-de-en", tmp_path)
     command = ("iwslt14-de-en", "--source", source, "--output", tmp_path, "--unchecked")
     call(monkeypatch, *command, "--bpe", "30")
@@ -801,7 +801,7 @@ def test_merges_of_a_data_set_lie_beside_its_training_pairs(tmp_path, hub):
 
 
 def test_the_page_has_a_row_for_each_corpus():
-    """With all places on the Hub, and the files as released."""
+    """The rows name all places on the Hub, and the released files."""
     page = (Path(__file__).parents[2] / "docs" / "corpora.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, flags=re.MULTILINE)
     on_hubs, as_files = dict(rows[: len(CORPORA)]), dict(rows[len(CORPORA) :])

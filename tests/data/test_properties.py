@@ -22,7 +22,7 @@ from hf_deepwide.models.plain_text import is_blank
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)  # the same examples in each run
 
-# Any text a line may hold: all of Unicode but what ends it, and zero bytes, which say that a file is no text.
+# Any text that a line may hold: all of Unicode, except line ends, and zero bytes, which no text file has.
 line = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\0\ufeff"), max_size=12).map(
     lambda text: text.rstrip("\r")
 )
@@ -71,7 +71,7 @@ def test_unequal_files_are_refused_and_counted(english, german, compressed):
 @quick
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes_are_read_or_refused_with_their_line(data, compressed):
-    """A byte order mark, zero bytes and carriage returns among them."""
+    """The bytes can include a byte order mark, zero bytes and carriage returns."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / ("text.gz" if compressed else "text")
         path.write_bytes(gzip.compress(data) if compressed else data)
@@ -133,7 +133,7 @@ def test_sampler(pairs, max_tokens, batch_multiple, length_multiple, seed, batch
 @quick
 @given(lengths, st.integers(1, 5), st.integers(1, 3), st.integers(0, 9), st.booleans())
 def test_processes_share_an_epoch(pairs, world, accumulation, seed, shuffle):
-    """As accelerate deals batches out: each pair once, equally many batches each, whole optimizer steps."""
+    """With accelerate's shards, each pair occurs once, and all ranks have equally many whole optimizer steps."""
     source, target = zip(*pairs, strict=True)
     fields = {"seed": seed, "batch_multiple": world * accumulation, "shuffle": shuffle}
     ranks = [
@@ -154,7 +154,7 @@ def test_stream_batches(pairs, buffer_size, world_size):
     assert len({len(batches) for batches in ranks}) == 1
     seen = Counter(row["row"] for batches in ranks for batch in batches for row in batch)
     assert max(seen.values()) == 1
-    assert len(rows) - len(seen) < world_size  # only a rest that cannot be shared
+    assert len(rows) - len(seen) < world_size  # at most a rest is lost, too small for all ranks
     for batch in ranks[0]:
         assert (
             len(batch)

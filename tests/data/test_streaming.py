@@ -1,4 +1,4 @@
-"""Streams: all pairs, in bounded memory, shuffled anew in each pass, and taken up again where they were left."""
+"""Streams: all pairs, in bounded memory, shuffled anew in each pass, and resumed where they stopped."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ PAIRS = [(f"{number} " + "a " * (number % 7), f"{number} " + "b " * (number % 5)
 
 
 class Words:
-    """Tokenizes at spaces, ends a text with its number, and counts the sources it is given."""
+    """A tokenizer that splits at spaces, ends a text with its number, and counts the sources that it encodes."""
 
     is_fast, truncation_side, all_special_ids, unk_token_id = True, "right", (), None
 
@@ -46,7 +46,7 @@ class Words:
 
 
 def number_of(text: str) -> int:
-    """The number that a text of the pairs begins with; 0 of any other text."""
+    """The number at the start of a text from the pairs; 0 for any other text."""
     first = text.split()[0]
     return int(first) if first.isdecimal() else 0
 
@@ -88,7 +88,7 @@ def arguments(corpus, source, **fields):
 
 
 def numbers(batches):
-    """The number that each pair of each batch begins with."""
+    """The number of each pair in each batch."""
     return [[row["labels"][-1] for row in batch] for batch in batches]
 
 
@@ -106,7 +106,7 @@ def test_a_stream_holds_what_the_file_holds(source, corpus):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_resumes_a_stream_at_any_batch(source, corpus):
-    """From the position that any batch had, the rest comes out the same, and little is read for it."""
+    """From the position of any batch, the remaining batches are the same, and few sources are encoded again."""
     args = arguments(corpus, source)
 
     def stream(words):
@@ -167,8 +167,8 @@ def test_processes_see_what_one_sees_that_accumulates_more(multiple, corpus):
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4), (4, 2)])
 def test_another_number_of_processes_goes_on_where_the_others_were(corpus, before, after):
-    """All processes together get the batches that one process gets, which saw them all."""
-    args, multiple, steps = arguments(corpus, "text"), 4, 25  # of an update: batches; some passes
+    """The processes together continue with the batches of a single process that was not interrupted."""
+    args, multiple, steps = arguments(corpus, "text"), 4, 25  # batches per update, and updates enough for some passes
 
     def given(processes, start=None):
         streams = []
@@ -206,7 +206,7 @@ def test_shards_change_their_order(corpus):
 
 
 def test_memory_is_that_of_the_buffer(tmp_path):
-    """A file four times larger takes no more memory, and less than itself."""
+    """A file four times larger takes no more memory, and less memory than its own size."""
     line = "a word after a word after a word after a word " * 10
     peaks = {}
     for count in (1_000, 4_000):
@@ -236,7 +236,7 @@ def test_reports_mistakes_in_a_stream(corpus):
 
 @pytest.mark.parametrize("fields", [{"max_length": 2}, {"max_length_ratio": 1.0}])
 def test_ends_a_stream_without_usable_pairs(fields, corpus):
-    """Rather than be read again and again, in search of a first batch."""
+    """An error ends the stream. It is not read again and again in search of a first batch."""
     (corpus / "uneven.en").write_text("1 a\n2 a a\n")
     (corpus / "uneven.de").write_text("1 b b\n2 b\n")
     args = DataArguments(root=str(corpus), train="uneven", streaming=True, **fields)
@@ -246,7 +246,7 @@ def test_ends_a_stream_without_usable_pairs(fields, corpus):
 
 
 def test_what_processes_cannot_share_is_left_out():
-    """Of three pairs that are a batch each, two processes take one each; where two fit into one, all are taken."""
+    """If three pairs are a batch each, two processes take one pair each. If a batch holds two pairs, all are taken."""
     rows = [{"source_length": 8, "target_length": 8, "number": number} for number in range(3)]
     for max_tokens, taken in ((8, 2), (16, 3)):
         ranks = [StreamBatches(rows, max_tokens, seed=1, rank=rank, world_size=2) for rank in (0, 1)]
@@ -256,7 +256,7 @@ def test_what_processes_cannot_share_is_left_out():
 
 
 def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
-    """Interrupted in a later pass, with a buffer far smaller than the corpus; what was seen is not made again."""
+    """Interrupt a run in a later pass, with a buffer far smaller than the corpus. Past batches are not made again."""
     texts = build_phrases("de", "en", train_size=200)
     for split, rows in texts.items():
         for lang, side in (("de", "source"), ("en", "target")):
@@ -291,7 +291,7 @@ def test_a_run_on_streamed_text_is_resumed_bit_for_bit(tmp_path, monkeypatch):
 
 
 def test_lists_all_keys_that_a_stream_needs(corpus, tmp_path):
-    """A stream has no epochs: neither their number nor their ends say when something is done."""
+    """A stream has no epochs, so its training, evaluation and checkpoints need numbers of steps."""
     values = tiny_values(tmp_path / "run", max_steps=-1, eval_strategy="epoch", save_strategy="epoch")
     values["data"] = {"root": str(corpus), "train": "train", "validation": "train", "streaming": True}
     with pytest.raises(UserError) as refused:
@@ -302,7 +302,7 @@ def test_lists_all_keys_that_a_stream_needs(corpus, tmp_path):
 
 
 def test_refuses_too_long_pairs_before_the_first_step(corpus, tmp_path):
-    """Not when one turns up in the stream; lengths are as padded."""
+    """The run does not wait for such a pair in the stream. Lengths count with padding."""
     padding = {"pad_to_multiple_of": 8}
     values = tiny_values(tmp_path / "run", max_tokens=96, eval_strategy="no", load_best_model_at_end=False, **padding)
     values["data"] = {"root": str(corpus), "train": "train", "streaming": True, "max_length": 97}
@@ -325,7 +325,7 @@ def test_the_loader_of_a_resumed_stream_collates_nothing_for_what_was_seen(corpu
 
 
 def test_a_pass_over_a_stream_has_pieces_of_its_own(corpus):
-    """BPE-dropout and masks are told the pass, also of a stream that is taken up again."""
+    """BPE-dropout and masks receive the number of the pass, also when a stream is resumed."""
 
     class Told:
         epoch = None
@@ -348,7 +348,7 @@ def test_a_pass_over_a_stream_has_pieces_of_its_own(corpus):
 
 @pytest.mark.parametrize("source", ["text", "tsv", "jsonl"])
 def test_an_endless_word_in_a_stream_of_files_is_left_out(source, corpus, caplog):
-    """A run that has begun could not go on with a file that was mended."""
+    """An error would not help: a run that has begun could not continue with a corrected file."""
     caplog.set_level("INFO", "hf_deepwide")
     word = "x" * 21_000
     if source == "text":
@@ -365,7 +365,7 @@ def test_an_endless_word_in_a_stream_of_files_is_left_out(source, corpus, caplog
 
 
 def test_a_trainer_keeps_one_position_of_its_stream(corpus, tmp_path):
-    """Of two positions, a checkpoint would give back the older one."""
+    """With two positions, a checkpoint would restore the older position."""
     values = tiny_values(
         tmp_path / "run", max_steps=2, max_tokens=512, eval_strategy="no", load_best_model_at_end=False
     )

@@ -28,7 +28,7 @@ FORGED = ["<bt><bt>", "<bt> dog", "x<bt>y"] * 20
 
 @pytest.fixture
 def args(tmp_path) -> DataArguments:
-    """Two prefixes of files, with a tag."""
+    """Arguments with two file prefixes, for real and synthetic pairs, and a tag."""
     for name, pairs in (("train", REAL), ("bt", MADE)):
         for side, language in enumerate(("en", "de")):
             lines = "".join(f"{pair[side]}\n" for pair in pairs)
@@ -37,7 +37,7 @@ def args(tmp_path) -> DataArguments:
 
 
 def make_tokenizer(args: DataArguments):
-    """Trained on texts that are full of the tag."""
+    """Return a tokenizer that is trained on texts full of the tag."""
     texts = [text for pair in REAL + MADE for text in pair] + FORGED
     tokenizer = load_or_train(TokenizerArguments(vocab_size=80), texts, tag=args.synthetic_tag)
     assert add_tags(tokenizer, args) == 1
@@ -70,7 +70,7 @@ def test_the_tag_is_an_id_before_synthetic_sources_and_text_everywhere_else(tag,
 
 @pytest.mark.parametrize("kind", ["prefix", "tag"])
 def test_synthetic_sources_have_the_marks_of_their_language_too(kind, args):
-    """T5's words behind the tag of synthetic pairs; Marian's tag alone, as two tags cannot stand there."""
+    """T5's prefix follows the tag of synthetic pairs. Marian's tag excludes it, as there is no place for two tags."""
     tokenizer, text = make_tokenizer(args), "a dog " if kind == "prefix" else ""
     if kind == "tag":
         tokenizer.add_special_tokens({"extra_special_tokens": [">>de<<"]}, replace_extra_special_tokens=False)
@@ -105,7 +105,7 @@ def test_bpe_dropout_leaves_the_tag_whole(args):
 
 @pytest.mark.parametrize("rate", [0.01, 0.4, 2 / 3, 1.0, 2.5, 30.0])
 def test_pairs_are_seen_at_the_rate_and_none_is_left_out(rate):
-    """Of 60 real and 40 synthetic pairs, over ten epochs of a sampler."""
+    """Sample 60 real and 40 synthetic pairs for ten epochs."""
     synthetic = [int(row % 5 < 2) for row in range(100)]
     lengths = [1 + row % 3 for row in range(100)]
     sampler = TokenBatchSampler(lengths, lengths, 30, seed=1, copies=copies_by_rate(synthetic, rate))
@@ -186,7 +186,7 @@ def test_a_missing_file_is_named(args):
 
 
 def test_synthetic_pairs_that_the_length_filters_leave_out_are_missed(args):
-    """With and without a rate."""
+    """The length filters raise the error, even without `synthetic_rate`."""
     tokenizer = make_tokenizer(args)
     for language in ("en", "de"):
         (Path(args.root) / f"bt.{language}").write_text("one dog and a cat " * 90 + "\n", encoding="utf-8")

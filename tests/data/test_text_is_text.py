@@ -74,7 +74,7 @@ def test_bodies_are_what_the_tokenizer_itself_gives_without_its_frame(tokenizer,
     if language_ids(tokenizer):
         tokenizer.tgt_lang = tokenizer.src_lang
     if tokenizer.is_fast:
-        tokenizer.backend_tokenizer.enable_truncation(2)  # left behind by somebody: it must not count
+        tokenizer.backend_tokenizer.enable_truncation(2)  # a setting that other code left behind must have no effect
     texts = ["a red dog", "", "  b  ", "ＡＢ é x" * 20]
     encoder = TextEncoder(tokenizer, target)
     assert encoder.is_plain == tokenizer.is_fast, "the fast way is taken where it can be"
@@ -129,6 +129,6 @@ def test_training_data_hold_tags_as_ids_and_words_as_text(tmp_path):
 
 
 def test_a_word_of_a_hundred_thousand_letters_trains_a_tokenizer():
-    """In time that is linear in the word: the merges of one word cost its length squared."""
+    """Training takes time linear in the word's length. Merges of the uncut word would take quadratic time."""
     tokenizer = train_tokenizer(["ab" * 50_000, "a b c"], TokenizerArguments(vocab_size=60))
     assert max(map(len, tokenizer.get_vocab())) <= 1001

@@ -1,4 +1,4 @@
-"""The joint BPE: ids, round trips, reproducibility, and that `AutoTokenizer` needs nothing of ours to load it."""
+"""The joint BPE: ids, round trips, reproducibility, and that `AutoTokenizer` loads it without this package."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_split_digits(texts):
 
 @pytest.fixture(scope="module")
 def another_process(tokenizer, texts, run_code, tmp_path_factory):
-    """What another process makes of a saved tokenizer without this package; and the tokenizer that it trains."""
+    """The results of a saved tokenizer in another process without this package, and a tokenizer trained there."""
     folder = tmp_path_factory.mktemp("saved")
     tokenizer.save_pretrained(folder)
     code = """if True:

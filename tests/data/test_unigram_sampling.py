@@ -91,7 +91,7 @@ def test_a_batch_is_cut_by_its_seed_and_epoch(tokenizer):
     rows = [{"input_ids": one, "labels": other} for one, other in zip(ids, reversed(ids), strict=True)]
 
     def batch(seed=1, epoch=0, max_length=100):
-        cut = UnigramSampling(tokenizer, 0.2)  # a new one: what it has seen makes no difference
+        cut = UnigramSampling(tokenizer, 0.2)  # a new object: texts seen before make no difference
         collator = SubwordCollator(tokenizer, 0, 1, cut=cut, seed=seed, max_length=max_length)
         collator.set_epoch(epoch)
         made = collator(rows)
@@ -124,7 +124,7 @@ def test_pieces_that_mark_no_word_are_refused():
 
 
 def test_sentences_without_spaces_are_not_kept():
-    """Each would keep a segmentation of kilobytes, and hardly ever return."""
+    """Each such sentence would keep kilobytes in the cache, and hardly ever occurs again."""
     vocabulary = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *PIECES.items()]
     tokenizer = fast(Tokenizer(models.Unigram(vocabulary, unk_id=0)))
     sampling, draws = UnigramSampling(tokenizer, 1.0), random.Random(0)

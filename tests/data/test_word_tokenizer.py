@@ -48,7 +48,7 @@ def test_vocabularies_hold_the_most_frequent_words_of_each_side():
     counted = Counter(word for text in WORDS for word in text.split(" "))
     ranked = sorted(counted, key=lambda word: (-counted[word], word))
     assert tokenizer.source_words == ranked[:5]
-    # counted by hand: many empty words, three times x, and ' before : of those that occur twice
+    # counted by hand: many empty words, x three times; of the words that occur twice, ' sorts before :
     assert tokenizer.target_words == ["", "x", "'"]
     assert (len(tokenizer), tokenizer.target_vocab_size) == (9, 7)
 
@@ -200,7 +200,7 @@ def test_tokenizer_must_fit_both_sides_of_a_model(tokenizer):
 
 @pytest.mark.parametrize("form", ["text", "tsv", "jsonl"])
 def test_code_survives_from_file_to_score(tmp_path, form):
-    """Reading, encoding, decoding and scoring touch no space, whatever the format; one line is one snippet."""
+    """Reading, encoding, decoding and scoring change no space, in any format. One line is one snippet."""
     lines = [text for text in CODE if text.strip()]
     pairs = list(zip(WORDS, lines, strict=False))
     if form == "tsv":

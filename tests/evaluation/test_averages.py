@@ -31,7 +31,7 @@ def test_matches_means_computed_by_hand():
         "xx-en (de te)": pytest.approx(48 / 2),
     }
     assert win_ratio(OURS, THEIRS, of_groups) == {
-        "average": pytest.approx(100 * 4 / 6),  # en-te is lost, de-en even
+        "average": pytest.approx(100 * 4 / 6),  # en-te is lost, de-en is a tie
         "en-xx": pytest.approx(100 * 2 / 3),
         "xx-en": pytest.approx(100 * 2 / 3),
         "en-xx (de te)": 50.0,
@@ -41,7 +41,7 @@ def test_matches_means_computed_by_hand():
 
 
 def test_93_of_94_pairs_are_the_ratio_that_the_paper_prints():
-    """98.94 and 79.79 of Table 7 are 93 and 75 of 94 pairs."""
+    """The ratios 98.94 and 79.79 in Table 7 are 93 and 75 of 94 pairs."""
     theirs = {pair: bleu for pair, bleu in read_scores(ZHANG)["laln_lalt"].items() if pair.startswith("en-")}
     for won, printed in ((93, 98.94), (75, 79.79)):
         ours = {pair: bleu + (1 if place < won else 0) for place, (pair, bleu) in enumerate(theirs.items())}
@@ -142,7 +142,7 @@ PAIRS = list(QUALITY)
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """The script in a folder with a test set, a system's translations, another's that are all fair, and a table."""
+    """Return a function that runs the script, in a folder with references, two systems' translations and a table."""
     monkeypatch.chdir(tmp_path)
     for pair, quality in QUALITY.items():
         for name, lines in (("ours", LINES[quality]), ("other", LINES["fair"]), ("reference", LINES["good"])):

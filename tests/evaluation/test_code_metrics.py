@@ -14,7 +14,7 @@ from hf_deepwide.evaluation.significance import compare_systems
 
 
 def naive_bleu4(hypothesis: str, reference: str) -> float:
-    """Chen and Cherry 2014, smoothing 4: a count of 0 is ln(length) / (5 * 2^k) by its n-grams, k = 1, 2 …"""
+    """Chen and Cherry 2014, smoothing 4: the k-th count of 0 (k = 1, 2 …) becomes ln(length) / (5 * 2^k)."""
     said, right = hypothesis.split(), reference.split()
     if len(said) < 2:
         return 0.0
@@ -103,7 +103,7 @@ def test_a_valid_line_of_python_may_need_other_lines(code, valid):
     ],
 )
 def test_valid_python_is_a_program(code, valid):
-    """As MAT's evaluation has it: DCNL is a line break and DCSP a tab. HTML's escapes may be text, or read."""
+    """As in MAT's evaluation, DCNL is a line break and DCSP a tab. HTML escapes may stay, or be replaced."""
     assert is_python(code) is valid
 
 
@@ -127,7 +127,7 @@ def test_valid_python_is_a_program(code, valid):
     ],
 )
 def test_valid_java_is_the_member_of_a_class(code, valid):
-    """As MAT's evaluation has it: what follows the member is not read."""
+    """As in MAT's evaluation, code behind the member is not read."""
     assert score([code], [code], metrics=["valid_java"])["valid_java"] == 100 * valid
 
 

@@ -28,7 +28,7 @@ def test_the_seed_is_the_unit_of_welchs_test(folder):
     systems = [",".join(str(folder / f"{name}-{seed}") for seed in (1, 2)) for name in ("bad", "good")]
     baseline, system = compare_runs(systems, str(folder / "reference"), ["bleu"])
     assert baseline.difference is None
-    assert system.p_seeds == welch(system.scores, baseline.scores)  # which test_seeds.py compares with its definition
+    assert system.p_seeds == welch(system.scores, baseline.scores)  # test_seeds.py compares it with its definition
     assert system.difference == pytest.approx(sum(system.scores) / 2 - sum(baseline.scores) / 2)
     assert system.p_sentences < 0.01
     assert "bleu" in report([baseline, system])

@@ -1,4 +1,4 @@
-"""A folder that was exported to CTranslate2 translates, and is scored, as the model that it was exported from."""
+"""A folder exported to CTranslate2 gives the same translations and scores as the original model."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ def test_the_commands_search_as_the_model_was_saved_to(folders, tmp_path, monkey
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("forced", [{}, {"forced_eos_token_id": 2}, {"forced_eos_token_id": 2, "min_new_tokens": 6}])
 def test_a_forced_end_is_the_last_of_the_tokens(forced, beams, tmp_path):
-    """A translation that never ends by itself has as many words as `generate` makes of it."""
+    """A translation that never ends by itself has as many words as with `generate`."""
     model = tiny_model()
     with torch.no_grad():
         model.final_logits_bias[:, 2] = -1e3
@@ -95,7 +95,7 @@ def test_a_language_is_asked_for_by_its_code(pair, tmp_path):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.4)
-        model.model.shared.weight[:4] *= 0.1  # that no translation is empty
+        model.model.shared.weight[:4] *= 0.1  # so that no translation is empty
     model.save_pretrained(tmp_path / "base")
     export_ctranslate2(tmp_path / "base", tmp_path / "exported")
     settings = EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset=9)
@@ -108,7 +108,7 @@ def test_a_language_is_asked_for_by_its_code(pair, tmp_path):
 
 
 def test_tags_of_several_pairs(tmp_path):
-    """The folder knows the pairs, and refuses others as the model does."""
+    """The folder names the pairs, and refuses other pairs with the same message as the model."""
     for side in ("source", "decoder"):
         model, tokenizer = build("vanilla_transformer", side)
         model.save_pretrained(tmp_path / side)
@@ -130,7 +130,7 @@ def test_tags_of_several_pairs(tmp_path):
 
 @pytest.mark.parametrize("side", ["source", "decoder"])
 def test_an_exported_model_of_one_pair_needs_no_language(side, tmp_path):
-    """As one that was pruned to a pair: its tag comes from the folder, and no other is taken."""
+    """As in a model that was pruned to one pair. The tag comes from the folder, and other pairs are refused."""
     model, tokenizer = build("vanilla_transformer", side)
     pairs = model.config.translation_pairs
     model.config.translation_pairs = {"en-fr": pairs["en-fr"]}
@@ -145,7 +145,7 @@ def test_an_exported_model_of_one_pair_needs_no_language(side, tmp_path):
 
 
 def test_a_decoder_that_starts_from_a_language_must_be_given_one(tmp_path):
-    """Of a folder that does not say which pairs were trained."""
+    """The folder does not name the trained pairs."""
     model, tokenizer = build("vanilla_transformer", "decoder")
     export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
     file = tmp_path / "out" / "generation_config.json"
@@ -179,7 +179,7 @@ def test_what_the_engine_cannot_do_is_refused(folders, tmp_path):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_least_length_counts_the_token_that_the_decoder_starts_from(beams, tmp_path):
-    """A translation that would end at once has as many words as `generate` makes of it."""
+    """A translation that would end at once has as many words as with `generate`."""
     model = tiny_model()
     with torch.no_grad():
         model.final_logits_bias[:, 2] = 1e3

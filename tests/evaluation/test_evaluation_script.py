@@ -43,7 +43,7 @@ def files(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(files, monkeypatch):
-    """Run the script with the given words of a command line."""
+    """Return a function that runs the script with the given command-line arguments."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--reference", "references.txt.gz", *words])
@@ -102,7 +102,7 @@ def test_scores_a_checkpoint_and_keeps_its_translations(run, capsys):
 
 
 def test_a_model_of_one_pair_may_be_told_its_languages(run, caplog):
-    """As `translate` may; another pair than the model's is warned of."""
+    """As with `translate`. A pair other than the model's gives a warning."""
     model = tiny_model()
     model.config.update({"source_lang": "de", "target_lang": "en"})
     model.save_pretrained("checkpoint")

@@ -22,7 +22,7 @@ def settings(**fields):
 
 
 def limited(tokens, seen, error=CUDA):
-    """A hook before a module: memory runs out for more than so many token ids; `seen` gets the size of each batch."""
+    """Return a pre-hook that raises `error` for more than `tokens` token ids, and adds batch shapes to `seen`."""
 
     def check(module, args, kwargs):
         ids = kwargs["input_ids"]
@@ -55,7 +55,7 @@ def test_translations_are_the_same(sources, caplog):
         f"{rows * width // 2} tokens (max_tokens)"
     )
     seen.clear()
-    assert translate(model, tokenizer, sources, args) == expected  # what was learnt holds from now on
+    assert translate(model, tokenizer, sources, args) == expected  # the lower limit holds from now on
     assert max(map(math.prod, seen)) <= 100
     hook.remove()
 

@@ -44,7 +44,7 @@ def test_scores_are_sums_of_log_probabilities():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_a_search_that_may_find_nothing_else(kind, tmp_path):
-    """Where a language code begins the translation, or the decoder starts from it."""
+    """With a language code that begins the translation, or that the decoder starts from."""
     make, model_class, config_class, source_lang, target_lang, begins = KINDS[kind]
     tokenizer = make(tmp_path)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
@@ -71,7 +71,7 @@ def test_scores_are_those_of_a_search_that_may_find_nothing_else(kind, tmp_path)
 
 
 def test_a_code_behind_the_end_is_scored_in_front(tmp_path):
-    """As the search forces it: NLLB's tokenizer in its legacy form puts it behind the end."""
+    """The search forces the code at the front. NLLB's legacy tokenizer puts the code behind the end."""
     model, tokenizer = make_base("nllb", tmp_path / "base", init_std=0.5)
     tokenizer.legacy_behaviour = True
     code, body = language_ids(tokenizer)["eng_Latn"], tokenizer("c d d", add_special_tokens=False)["input_ids"]

@@ -18,7 +18,7 @@ from hf_deepwide.runs.recipe import check_recipe
 
 
 def corpus(seed, sentences=60):
-    """Sentences over a small vocabulary, so that n-grams repeat, and versions of them with errors."""
+    """Versions of sentences with errors, and the sentences. The vocabulary is small, so that n-grams repeat."""
     rng = random.Random(seed)
     words = ["der", "Hund", "läuft", "ÜBER", "die", "Straße", "10\xa0%", "a\u2009b", ",", ".", "Haus\u3000"]
     references = [" ".join(rng.choices(words, k=rng.randint(1, 14))) for _ in range(sentences)]
@@ -37,7 +37,7 @@ def test_multi_bleu_is_the_formula_on_ascii_separated_tokens(seed):
 
 
 def test_moses_bleu_is_the_formula_on_the_tokens_of_moses():
-    """The tokens are written out. An abbreviation keeps its dot, by the rules of its language; & stays as it is."""
+    """The expected tokens are written out. By the language's rules an abbreviation keeps its dot. & is unchanged."""
     hypotheses = ["Der Hund, z.B. Bello, läuft.", "Haus & Hof sind schön!", 'Er sagt: "Nein".']
     references = ["Der Hund, z.B. Bello, läuft schnell.", "Haus & Hof waren schön!", 'Er sagt: "Ja".']
     tokens = [
@@ -57,7 +57,7 @@ def test_moses_bleu_is_the_formula_on_the_tokens_of_moses():
 
 
 def test_moses_bleu_lowers_tokens_and_not_text():
-    """As papers do: before a small letter Moses would leave the dot of `left.` at its word."""
+    """As in papers. In lowercased text, Moses would not split the dot from `left.`, as a small letter follows."""
     sides = (["He left. Then she came home."], ["He left. Then she came back home."])
     tokens = (["he left . then she came home ."], ["he left . then she came back home ."])
     found = score(*sides, metrics=["moses_bleu"], target_lang="en", lowercase=True)
@@ -184,7 +184,7 @@ def test_evaluate_module_loads_without_a_network(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("two", "three"), [("de", "deu_Latn"), ("fr", "fra_Latn"), ("it", "ita_Latn")])
 def test_moses_has_the_same_rules_for_codes_of_three_letters(two, three):
-    """Abbreviations keep their point, and an apostrophe its side, by the language's own rules."""
+    """By the language's rules abbreviations keep their dot, and an apostrophe stays with the word on one side."""
     texts = ["Das ist z. B. Dr. Maier , ca. 3 km weit", "l'eau d'un lac, c.-à-d. ici", "l'acqua dell'anno, ecc. qui"]
     others = [text.replace("ca. 3", "ca . 3").replace("l'", "l '") for text in texts]
     scores = [score(texts, others, metrics=["moses_bleu"], target_lang=code)["moses_bleu"] for code in (two, three)]
@@ -195,7 +195,7 @@ def test_moses_has_the_same_rules_for_codes_of_three_letters(two, three):
 
 @pytest.mark.parametrize("side", ["translations", "references"])
 def test_another_unicode_form_is_pointed_out(side, caplog):
-    """Then the same letters count as others."""
+    """In another form, the same letters count as different letters."""
     nfc, nfd = ["\u1ecdm\u1ecd", "a"], ["o\u0323mo\u0323", "a"]
     score(nfc, nfc)
     score(nfd, nfd)

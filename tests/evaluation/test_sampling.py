@@ -1,4 +1,4 @@
-"""Translations drawn at random: from the model's distribution, and the same whatever the batch."""
+"""Random translations: they follow the model's distribution, and do not depend on the batch."""
 
 import math
 import random
@@ -38,7 +38,7 @@ def sources():
 
 
 def drawn_naively(model, tokenizer, source: str, args: SamplingArguments) -> list[int]:
-    """A translation token by token, with loops: the first token at which the summed probability exceeds u."""
+    """Draw a translation by loops: each token is the first at which the summed probability exceeds u."""
     ids = tokenizer(source, return_tensors="pt")["input_ids"]
     numbers = uniform(source, 100, args.seed)
     output = [model.generation_config.decoder_start_token_id]
@@ -56,7 +56,7 @@ def drawn_naively(model, tokenizer, source: str, args: SamplingArguments) -> lis
         output.append(token)
         if token == tokenizer.eos_token_id:
             break
-    while output[-1] == tokenizer.pad_token_id:  # a word as any other to this model, but what follows the end, too
+    while output[-1] == tokenizer.pad_token_id:  # this model can draw padding; at the end it is stripped
         output.pop()
     return output[1:]
 
@@ -70,7 +70,7 @@ def test_each_word_is_drawn_from_the_model(options, model, tokenizer, sources):
 
 
 def test_words_occur_as_often_as_the_model_says():
-    """Twenty thousand texts with the same logits."""
+    """Draw for 20,000 texts with the same logits."""
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, -torch.inf])
     rows = 20_000
     processor = SamplingLogitsProcessor([str(row) for row in range(rows)], 2, SamplingArguments())
@@ -83,7 +83,7 @@ def test_words_occur_as_often_as_the_model_says():
 
 
 def test_a_number_next_to_one_draws_a_possible_word():
-    """Rounding must not lead behind the last word that has a probability."""
+    """Rounding must not choose a word behind the last word with a probability above 0."""
     processor = SamplingLogitsProcessor(["text"], 1, SamplingArguments())
     processor._numbers.fill_(1.0)
     assert processor(torch.zeros(1, 1), torch.tensor([[0.1, 0.2, 0.3, -torch.inf]])).argmax() == 2
@@ -130,7 +130,7 @@ def test_beams_are_not_drawn(model, tokenizer):
 
 @pytest.fixture
 def run(model, tokenizer, sources, tmp_path, monkeypatch):
-    """Run `hf-deepwide translate` in a folder that holds the model and the sources."""
+    """Return a function that runs `hf-deepwide translate` in a folder with the model and the sources."""
     monkeypatch.chdir(tmp_path)
     model.save_pretrained("checkpoint")
     tokenizer.save_pretrained("checkpoint")
@@ -158,7 +158,7 @@ def test_the_command_searches_unless_it_samples(run, model, tokenizer, sources):
 
 
 def test_the_command_searches_as_the_model_was_saved_to(run, model, tokenizer, sources):
-    """As `pipeline` does; options come first."""
+    """As with `pipeline`. Options override the saved settings."""
     own = {"num_beams": 3, "length_penalty": -4.0, "early_stopping": False}
     saved = GenerationConfig.from_pretrained("checkpoint")
     saved.update(**own)

@@ -23,7 +23,7 @@ def upper_tail(t, freedom, steps=100_000):
 
 
 def welch_parts(a, b):
-    """Difference, its standard error and degrees of freedom (Welch 1947, Satterthwaite)."""
+    """The difference of the means, its standard error and degrees of freedom (Welch 1947, Satterthwaite)."""
     errors = [statistics.variance(x) / len(x) for x in (a, b)]
     freedom = sum(errors) ** 2 / sum(e**2 / (len(x) - 1) for e, x in zip(errors, (a, b), strict=True))
     return SimpleNamespace(
@@ -64,14 +64,14 @@ def test_paired_equivalence_tests_differences(margin):
 
 
 def test_holm_adjusts_a_worked_example_in_the_order_of_the_systems():
-    """0.005 * 4, 0.01 * 3, 0.03 * 2, and 0.04, which may not be smaller than the one before."""
+    """The p are 0.005 * 4, 0.01 * 3, 0.03 * 2, and 0.06 for 0.04, as no p may be smaller than the one before."""
     assert holm([0.01, 0.04, None, 0.03, 0.005]) == [0.03, 0.06, None, 0.06, 0.02]
     assert holm([0.7, 0.6]) == [1.0, 1.0]
     assert holm([None]) == [None]
 
 
 def test_a_paired_test_is_that_of_the_mean_of_differences():
-    """Student's t of differences with n - 1 degrees of freedom: runs that share a start vary together."""
+    """Student's t of the differences with n - 1 degrees of freedom: runs that start from one model vary together."""
     a, b = [2.763, 2.771, 2.752], [2.805, 2.816, 2.790]
     differences = [x - y for x, y in zip(a, b, strict=True)]
     t = statistics.mean(differences) / (statistics.stdev(differences) / math.sqrt(3))
@@ -126,7 +126,7 @@ def test_one_resample_has_no_standard_error(texts):
 
 @pytest.mark.parametrize("metric", ["multi_bleu", "chrf"])
 def test_the_clustered_bootstrap_is_that_of_all_resamples(texts, metric):
-    """Of three sentences, three trainings and two, all 27 * 27 * 4 resamples are equally likely."""
+    """With three sentences, and systems of three and two trainings, all 27 * 27 * 4 resamples are equally likely."""
     references = texts.references[:3]
     systems = [[run[:3] for run in runs] for runs in (texts.ours, texts.theirs)]
 

@@ -63,14 +63,14 @@ def test_one_differing_sentence_is_not_significant(references):
 
 @pytest.mark.parametrize(("better", "worse"), [(1, 0), (8, 2), (5, 5), (40, 12)])
 def test_ties_with_the_observed_difference_count(better, worse):
-    """Of a metric with two values, randomisation is the sign test of the sentences in which they differ."""
+    """For a metric with two values, randomisation is the sign test of the sentences in which the systems differ."""
     valid, invalid = "x = 1", "x = ("
     baseline = [invalid] * better + [valid] * worse + [valid] * 30
     system = [valid] * better + [invalid] * worse + ["x = 2"] * 30
     result = compare_systems(baseline, system, baseline, metrics=["valid_python"])["valid_python"]
     differ, least = better + worse, min(better, worse)
     p = min(1, 2 * sum(math.comb(differ, k) for k in range(least + 1)) / 2**differ)
-    # exact where the trials hold all ways to swap; else within four standard errors of 10,000 trials
+    # exact if the trials cover all swaps; otherwise within four standard errors of 10,000 trials
     allowed = 1e-12 if differ <= 10 else 4 * math.sqrt(p / 10_000) + 1e-4
     assert result["p_randomization"] == pytest.approx(p, abs=allowed)
 
@@ -83,7 +83,7 @@ def test_sentences_that_differ_only_in_what_is_not_scored_do_not_count(reference
 
 
 def test_the_bootstrap_agrees_with_naive_resampling(references):
-    references = references[:40]  # the naive way takes its time
+    references = references[:40]  # naive resampling is slow
     baseline, system = noisy(references, 0.25, 1), noisy(references, 0.2, 4)
     result = compare_systems(baseline, system, references, metrics=["multi_bleu"], samples=2000, trials=2)
     result = result["multi_bleu"]
@@ -109,7 +109,7 @@ def test_the_bootstrap_agrees_with_naive_resampling(references):
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_the_randomisation_is_that_of_all_swaps(references, runs):
-    """Riezler & Maxwell 2005: outputs of a sentence change sides, in all runs together, here in 512 ways."""
+    """Riezler & Maxwell 2005: the outputs for a sentence are swapped in all runs together, here in 512 ways."""
     references = references[:9]
     baseline = [noisy(references, 0.3, seed) for seed in (1, 2)][:runs]
     system = [noisy(references, 0.2, seed) for seed in (3, 4)][:runs]

@@ -1,4 +1,4 @@
-"""Translation: what a sentence becomes depends on the sentence, and the model is left as it was found."""
+"""Translation: the result depends on the sentence alone, not on its batch, and the model stays unchanged."""
 
 import copy
 import logging
@@ -44,7 +44,7 @@ def test_equals_generate_of_each_sentence_alone(model, tokenizer, sources, early
     settings = {"num_beams": 3, "length_penalty": 2.0, "early_stopping": early_stopping}
     args = EvaluationArguments(max_length_factor=1.0, max_length_offset=4, **settings)
     generation_log = logging.getLogger("transformers.generation.utils")
-    generation_log.addHandler(caplog.handler)  # Transformers keeps its log from pytest
+    generation_log.addHandler(caplog.handler)  # Transformers' log does not reach pytest by itself
     translations = translate(model, tokenizer, sources, args)
     generation_log.removeHandler(caplog.handler)
     assert not warnings_in(caplog)
@@ -68,7 +68,7 @@ def test_order_and_batches_do_not_matter(model, tokenizer, sources, max_tokens):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_nothing_stands_behind_an_end_where_padding_is_0(beams, sources):
-    """Transformers fills beams up with an end there, as many as the longest of a batch needs."""
+    """In this case Transformers pads shorter beams with end tokens, up to the longest translation of the batch."""
     model, tokenizer = tiny_model(), tiny_tokenizer()
     tokenizer.pad_token = "<s>"
     model.config.pad_token_id = 0
@@ -108,7 +108,7 @@ def test_batches_hold_each_sentence_once_within_max_tokens():
     limits = [length // 20 for length in lengths]
     batches = list(sorted_batches(lengths, max_tokens=128, limits=limits))
     assert sorted(i for batch in batches for i in batch) == list(range(301))
-    assert batches[0] == [300]  # longest first; alone where it is over max_tokens
+    assert batches[0] == [300]  # longest first; alone, as it exceeds max_tokens
     for batch in batches[1:]:
         assert len(batch) * max(lengths[i] for i in batch) <= 128
         assert len({limits[i] for i in batch}) == 1
@@ -146,7 +146,7 @@ def test_restores_the_model_after_a_failure(model, tokenizer, sources, monkeypat
 
 
 def test_threads_take_turns_with_a_model(model, tokenizer, sources, monkeypatch):
-    """While one translates, its search is the model's, and no other thread may take it for the model's own."""
+    """A translating thread sets its search on the model. No other thread may take it for the model's own settings."""
     own, generate, seen, others = model.generation_config, model.generate, [], []
 
     def second():
@@ -189,7 +189,7 @@ def test_does_not_clean_up_text(model, tokenizer, sources):
 
 
 def warnings_in(caplog):
-    """What was logged, apart from progress: a command that another test ran may have switched that on."""
+    """The warnings and errors in the log: a command in another test may have switched progress messages on."""
     return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

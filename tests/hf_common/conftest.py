@@ -1,4 +1,4 @@
-"""What of Hugging Face's tests is collected here: nothing, unless `make hf-tests` has fetched them."""
+"""Choose which of Hugging Face's tests are collected here: none, unless `make hf-tests` has downloaded them."""
 
 import fnmatch
 import os
@@ -16,14 +16,14 @@ else:
     collect_ignore_glob = ["test_*.py"]
 
 HERE = Path(__file__).parent
-# Tests that say nothing about a text encoder-decoder: their bodies loop over nothing here, and "pass".
+# Tests that check nothing for a text encoder-decoder: their loops are empty here, so they "pass".
 NOT_APPLICABLE = (
-    "test_get_text_features_*",  # of multi-modal models, like the next three
+    "test_get_text_features_*",  # for multi-modal models, like the next three
     "test_get_image_features_*",
     "test_get_audio_features_*",
     "test_get_video_features_*",
-    "test_problem_types",  # of classification heads
-    # Asks whether GenerationTesterMixin is inherited: that is an empty stand-in where only the source distribution is.
+    "test_problem_types",  # for classification heads
+    # It checks that GenerationTesterMixin is inherited. With the source distribution alone, that is an empty class.
     *(() if hf_sdist.HAS_GENERATION else ("test_generation_tester_mixin_inheritance",)),
 )
 MARKERS = (

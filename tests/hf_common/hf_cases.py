@@ -1,4 +1,4 @@
-"""One row a case: a family, and the fields in which its tiny config differs from `TINY`.
+"""The cases, one in each row: a family, and the fields in which its tiny config differs from `TINY`.
 
 The tests of Transformers expect as many decoder layers as encoder layers, and as many heads.
 """
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
     @property
     def refuses_flex_attention(self) -> bool:
-        """Whether the model reads masks, or adds to scores, which flex attention keeps to itself."""
+        """Whether the model reads masks, or adds to attention scores. Flex attention allows neither."""
         form = self.fields.get("layer_form")
         return "max_relative_position" in self.fields or form in ("dynamic_convolution", "evolved", "luna")
 
@@ -67,7 +67,7 @@ class Case(NamedTuple):
 
 
 def _rows(model_type: str, *variants: dict[str, Any]) -> list[Case]:
-    """A family as it is by default, and its variants; the name of a case lists the fields that differ."""
+    """A family with its default fields, and its variants. The name of a case lists the fields that differ."""
     cases = []
     for fields in ({}, *variants):
         values = [f"{name}_{value}" for name, value in fields.items()]
@@ -142,14 +142,14 @@ CASES = [
     ),
 ]
 
-# Encoders, without a decoder to expect.
+# Encoders: models without a decoder.
 ENCODER_CASES = {
     "mat_roberta": {},
     "mat_roberta_eager": EAGER,
     "mat_roberta_one_branch": {"attention_branches": 1, "drop_branch": 0.0},
 }
 
-# The tests look up by a class's name what to feed it: labels or none. Without these entries they build no labels.
+# The tests look up the class's name to decide whether a batch needs labels. Without an entry they build no labels.
 for _model_type, _family in FAMILIES.items():
     modeling_auto.MODEL_MAPPING_NAMES.setdefault(_model_type, _family.model.__name__)
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.setdefault(_model_type, _family.lm.__name__)

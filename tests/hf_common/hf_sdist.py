@@ -1,7 +1,7 @@
 """Get the model tests that Transformers ships in its source distribution, and make them importable as `tests`.
 
 The wheel of Transformers holds no tests. Its source distribution holds `tests/test_*.py`, but not the folders that
-some of these files import: `tests/generation`, `tests/exporters` and `tests/utils`. `install` fills the holes.
+some of these files import: `tests/generation`, `tests/exporters` and `tests/utils`. `install` makes stand-ins.
 
 Run as a script, this file downloads the source distribution of the installed version into `build/hf_tests`.
 
@@ -57,7 +57,7 @@ def install() -> None:
     """Make `tests.test_modeling_common` and what it imports importable.
 
     `GenerationTesterMixin` is empty without a git checkout. The mixins of `tests.exporters` are always empty: their
-    tests are slow and need onnx, executorch or openvino. Of `tests.utils`, a dictionary of arguments is imported.
+    tests are slow and need onnx, executorch or openvino. The tests import only a dictionary from `tests.utils`.
     """
     _module("tests", TESTS)
     _module("tests.exporters")

@@ -1,6 +1,6 @@
-"""What Hugging Face's tests leave out of an encoder-decoder from outside Transformers.
+"""Tests that Hugging Face's tests leave out for an encoder-decoder from outside Transformers.
 
-These are generation with every cache and in chunks, Auto classes, remote code, and what a Trainer asks of a loss.
+They cover generation with every cache and in chunks, Auto classes, remote code, and what a Trainer needs of a loss.
 """
 
 import copy
@@ -289,7 +289,7 @@ print("IDS", model.generate(**inputs, max_new_tokens=5, num_beams=2).tolist())
 
 
 def test_remote_code_translates_alike(case, model, tmp_path, monkeypatch):
-    """A process in which the package cannot be imported gets the same answer from the code beside the weights."""
+    """A process that cannot import the package gets the same translation from the code beside the weights."""
     classes = dict(zip(("AutoModel", "AutoModelForSeq2SeqLM"), case.model_classes, strict=True))
     for auto, cls in {"AutoConfig": case.family.config, **classes}.items():
         monkeypatch.setattr(cls, "_auto_class", auto)

@@ -13,7 +13,7 @@ from transformers.testing_utils import torch_device
 
 from hf_deepwide.families import ENCODERS
 
-# Transformers asks each class for this warning, and Python shows it once a line.
+# Transformers expects this warning from each class, but Python shows it only once for each line of code.
 pytestmark = pytest.mark.filterwarnings("always:.*past_key_values. is deprecated:FutureWarning")
 
 
@@ -60,7 +60,7 @@ class FamilyTests(ModelTesterMixin, GenerationTesterMixin):
 
     case: Case
     is_encoder_decoder = True
-    test_can_init_all_missing_weights_before_2023 = True  # not skipped for models whose file names no year
+    test_can_init_all_missing_weights_before_2023 = True  # run it although the file of the model names no year
 
     def setUp(self) -> None:
         self.model_tester = FamilyTester(self.case)
@@ -87,7 +87,7 @@ globals().update({f"Test_{case.name}": _tests_of(case) for case in CASES})
 
 
 class EncoderTester(FamilyTester):
-    """The same of a model without a decoder."""
+    """The same for a model without a decoder."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields

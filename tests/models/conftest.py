@@ -1,4 +1,4 @@
-"""What tests of exported models share."""
+"""Fixtures that tests of exported models share."""
 
 import pytest
 

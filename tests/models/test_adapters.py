@@ -65,7 +65,7 @@ def test_merging_an_adapter_changes_nothing(targets, family):
 @pytest.mark.parametrize("drop_unit", ["branch", "head", "chunk"])
 @pytest.mark.parametrize("targets", TARGETS)
 def test_an_adapted_model_drops_as_a_merged_one(targets, drop_unit, granularity):
-    """Adapted branches are weighed by 0 or 1, merged ones left out: with one seed the losses are the same."""
+    """An adapted model weighs dropped branches by 0, a merged model leaves them out. One seed gives equal losses."""
     options = {"drop_branch": 0.4, "drop_unit": drop_unit, "drop_granularity": granularity}
     options["join_ffn"] = drop_unit != "chunk"
     one, two = adapted(targets, **options).train(), adapted(targets, **options).merge_and_unload().train()
@@ -109,7 +109,7 @@ def test_training_an_adapter_changes_it_and_nothing_else(targets, tmp_path):
     ids=["matrices", "rows", "rows of tied matrices"],
 )
 def test_a_translator_may_be_an_adapter_of_embeddings(fields, tied, tokenizer, tmp_path):
-    """PEFT wraps what it adapts, and the wrapper has not all that an embedding has."""
+    """PEFT wraps the embeddings, and its wrapper lacks some attributes of an embedding."""
     ties = {"share_encoder_decoder_embeddings": tied, "tie_word_embeddings": tied}
     base = build("vanilla", vocab_size=len(tokenizer), **ties)
     base.save_pretrained(tmp_path / "base")
@@ -123,7 +123,7 @@ def test_a_translator_may_be_an_adapter_of_embeddings(fields, tied, tokenizer, t
 
 
 def test_an_adapter_of_another_size_than_its_base_is_refused_by_its_shapes(tokenizer, tmp_path):
-    """The base that was adapted had been resized for new tokens, and the saved one was not."""
+    """The base was resized for new tokens after it was saved, and then adapted."""
     base = build(
         "vanilla", vocab_size=len(tokenizer), share_encoder_decoder_embeddings=False, tie_word_embeddings=False
     )
@@ -151,10 +151,10 @@ PREFIXED = {
 
 
 def prefixed(family, **changes):
-    """A model whose decoder has other heads than its encoder, behind a prefix of three tokens."""
+    """A model with a learned prefix of three tokens. Decoder and encoder differ in their number of heads."""
     case, fields = PREFIXED[family]
     model = build(case, **{**LAYERS, **fields, **changes})
-    if family == "latent, hard":  # the first layer, off whose slot lengths are read, is left out
+    if family == "latent, hard":  # leave out the first layer, whose cache slot gives the length
         model.layer_selections["decoder"].layer_logits.data = torch.tensor([[-1.0, 1.0, 1.0]])
     model.generation_config.update(max_new_tokens=5, num_beams=2)
     torch.manual_seed(3)
@@ -197,7 +197,7 @@ def test_a_prefix_of_real_tokens_is_a_translation_that_has_begun(family):
         heads, width = config.num_attention_heads, config.token_dim // config.num_attention_heads
         embedding = torch.zeros(3, 6, heads, width)
         for layer, slot in enumerate(slots):
-            if slot.is_initialized and slot.keys.shape[1] == heads:  # not that of a layer that is left out
+            if slot.is_initialized and slot.keys.shape[1] == heads:  # False: the layer is left out
                 row = 4 * layer % 6  # PEFT lays two copies of 6 rows end to end and gives each layer the next 4
                 embedding[:, row : row + 2] = torch.stack([slot.keys[0], slot.values[0]]).permute(2, 0, 1, 3)
         model.prompt_encoder["default"].embedding.weight.copy_(embedding.flatten(1))
@@ -206,7 +206,7 @@ def test_a_prefix_of_real_tokens_is_a_translation_that_has_begun(family):
 
 
 def test_a_prefix_in_too_few_layers_is_refused_with_their_number():
-    """PEFT makes as many as the encoder has."""
+    """PEFT makes a prefix for as many layers as the encoder has."""
     with pytest.raises(ValueError, match=r"2 layers.*PrefixTuningConfig\(num_layers=3\)"):
         prefixed("mat", encoder_layers=2)(**pair())
 

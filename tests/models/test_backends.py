@@ -1,4 +1,4 @@
-"""Ways to compute the same model: attention back-ends, compilation, half precision; and what it reports of itself."""
+"""Ways to compute the same model: attention back-ends, compilation, half precision. Also its reported states."""
 
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ def results(model, seed=0, **inputs):
 
 
 def test_no_other_back_end_runs_here():
-    """Those below are all: flash has an exact function in its place, and "paged" serves batches of decoders alone."""
+    """The tests below cover all back-ends: flash by an exact function. "paged" serves only decoder-only models."""
     usable = {name for name in ALL_ATTENTION_FUNCTIONS if "flash" not in name and "paged" not in name}
     assert usable == {"sdpa", "flex_attention"}
 
@@ -41,7 +41,7 @@ def test_eager_and_sdpa_attention_agree_on_logits_and_gradients(case):
 
 
 def test_flex_attention_agrees():
-    """Forward only: PyTorch has no backward pass of flex attention on CPUs. Its heads are at least 16 wide."""
+    """Forward only: PyTorch has no backward pass of flex attention on CPUs. The heads must be at least 16 wide."""
     batch = pair()
     model = build("mat-3", d_model=32, encoder_attention_heads=2, decoder_attention_heads=2)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def naive_flash(query, key, value, softmax_scale, causal):
 
 @pytest.fixture
 def flash(monkeypatch):
-    """Transformers' way to flash attention, which cuts padding out, with an exact function in place of the kernels."""
+    """Replace the kernels of flash attention by an exact function. Transformers' code around them removes padding."""
 
     def dense(query, key, value, softmax_scale=None, causal=False, **_):
         sentences = zip(query, key, value, strict=True)
@@ -93,13 +93,13 @@ def test_flash_attention_agrees_on_padded_sentences(case, lengths, flash):
     with torch.no_grad():
         expected = model(**batch).logits
         for part in (model, model.model.encoder, model.model.decoder):
-            part.config._attn_implementation_internal = "flash_attention_2"  # the check of its setter wants a GPU
+            part.config._attn_implementation_internal = "flash_attention_2"  # the property's setter requires a GPU
         torch.testing.assert_close(model(**batch).logits[real], expected[real], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["mat-2-prenorm", "multipath-2", "vanilla-luna"])
 def test_weights_that_are_asked_for_do_not_overflow_in_half_precision(case):
-    """Each row of them adds up to 1, and float16 ends at 65,504."""
+    """Each row of weights adds up to 1. The sum over all rows is larger than 65,504, the largest float16."""
     model = build(case, attn_implementation="eager").half()
     with torch.no_grad():
         outputs = model(**pair((4,) * 8_400, (4,) * 8_400), output_attentions=True)
@@ -125,7 +125,7 @@ def test_the_forward_pass_compiles_as_one_graph(case):
 
 @pytest.mark.parametrize("case", WITH_CACHE)
 def test_the_forward_pass_with_a_cache_of_its_own_compiles_as_one_graph(case):
-    """Without labels a model makes its cache, whose shape the config gives."""
+    """Without labels a model makes its own cache, with the shape in the config."""
     model, batch = build(case, encoder_layers=1, decoder_layers=1), pair()
     batch["decoder_input_ids"] = batch.pop("labels").clamp(min=1)
     torch.compiler.reset()
@@ -149,7 +149,7 @@ def test_training_compiles_as_one_graph(case):
 
 
 def test_training_with_dropping_compiles():
-    """With a break in the graph at every draw: what is dropped is drawn anew each time, and not compiled in."""
+    """Each call of the compiled model draws the dropped branches anew, and draws the same as eager code."""
     model = build("mat-3", drop_branch=0.4, encoder_layers=1, decoder_layers=1).train()
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager")
@@ -167,7 +167,7 @@ def test_training_with_dropping_compiles():
 
 
 def test_attention_that_drops_heads_compiles():
-    """Of a model, only its attentions drop heads; the rest is compiled above."""
+    """Only attentions drop heads. The tests above compile the other parts of a model."""
     layer = scramble(MultiBranchAttention(config_of("mat-3", drop_branch=0.4, drop_unit="head"), 2)).train()
     torch.compiler.reset()
     compiled, x = torch.compile(layer, backend="eager"), torch.randn(3, 5, 16)
@@ -195,7 +195,7 @@ def test_half_precision_is_finite_and_near(case, dtype):
             autocast = model(**pair())
         half = model.to(dtype)(**pair())
     assert half.logits.dtype == dtype
-    near = 0.4 if "em-routing" in case else 0.1  # which capsule a layer agrees with can hang on the last digit
+    near = 0.4 if "em-routing" in case else 0.1  # the last digit can decide with which capsule a layer agrees
     for out in (half, autocast):
         assert out.loss.isfinite()
         assert (out.logits - expected).abs().mean() < near * expected.abs().mean()
@@ -203,9 +203,9 @@ def test_half_precision_is_finite_and_near(case, dtype):
 
 @EVERY
 def test_every_parameter_learns(case):
-    """A gradient that is not zero, where there is one at all to expect: keys' biases never matter to a softmax."""
+    """Every gradient differs from zero, except those of the keys' biases, which never change a softmax."""
     model = build(case).train()
-    is_luna = getattr(model.config, "layer_form", "") == "luna"  # its causal attention has a softmax of sums
+    is_luna = getattr(model.config, "layer_form", "") == "luna"  # in its causal attention the keys' biases do matter
     tied = is_luna and model.config.luna_tie_kv
     _, _, grads = results(model, **pair())
     for name, grad in grads.items():
@@ -218,7 +218,7 @@ def test_every_parameter_learns(case):
 
 @EVERY
 def test_reported_attentions_and_hidden_states(case):
-    """Averages over branches of distributions over visible keys; nothing else changes for being watched.
+    """Reported attentions are distributions over visible keys, averaged over branches. Reporting changes no logits.
 
     The weights of a window that reaches past its sentence add up to less than 1.
     """

@@ -1,6 +1,6 @@
 """Baselines of the papers: transparent attention, self-dependency units, and Lipschitz-constrained first weights.
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+The tests of all models (`model_cases.CASES`) check logits, generation, saving and back-ends.
 """
 
 import math
@@ -29,7 +29,7 @@ def test_transparent_attention_to_the_top_layer_is_plain_attention():
 
 
 def test_each_decoder_layer_reads_its_own_mean_of_the_encoder():
-    """Layer j of the decoder reads y_j alone: the embeddings, the first layer, the second layer."""
+    """Decoder layer j reads only y_j: here the embeddings, the first and the second encoder layer."""
     model = build("vanilla", layer_aggregation="transparent")
     model.model.encoder.combination.mixture_logits.data[:] = 60 * torch.eye(3)
     outputs, memories = [], []
@@ -65,7 +65,7 @@ def test_transparent_attention_has_one_weight_for_each_pair_of_layers(norm):
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_each_sub_layer_has_a_unit(norm):
-    """Of 2 (D^2 + D) parameters; with them a row of table 6 (Xu et al. 2024) has 30 units, 15.76 M."""
+    """A unit has 2 (D^2 + D) parameters. A row of table 6 (Xu et al. 2024) has 30 units with 15.76 M."""
     plain, model = new_vanilla(normalize_before=norm), new_vanilla(normalize_before=norm, residual="sdu")
     assert model.num_parameters() - plain.num_parameters() == (2 * 2 + 3 * 3) * 2 * (16 * 16 + 16)
 
@@ -85,7 +85,7 @@ def test_a_unit_that_is_zero_leaves_the_plain_layer():
 
 @pytest.mark.parametrize("branches", [1, 2])
 def test_first_weights_are_uniform_within_their_bounds(branches):
-    """Each branch by its own inputs; all else is as with `"xavier"`."""
+    """The bound of each branch depends on the branch's own inputs. All else is as with `"xavier"`."""
     fields = {"d_model": 64, "attention_branches": branches, "ffn_branches": branches}
     model, plain = new_vanilla(initialization="lipschitz", **fields), new_vanilla(**fields)
     assert model.num_parameters() == plain.num_parameters()

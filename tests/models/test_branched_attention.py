@@ -1,6 +1,6 @@
 """Heads with feed-forward networks of their own (Ahmed, Keskar and Socher 2017, the Weighted Transformer).
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+The tests of all models (`model_cases.CASES`) check logits, generation, saving and back-ends.
 """
 
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ def test_the_nearest_point_of_the_simplex_has_no_nearer_one():
         nearest = nearest_on_simplex(x)
         assert nearest.min() >= 0
         torch.testing.assert_close(nearest.sum().item(), 1.0)
-        # the angle to every other point is at least a right one
+        # the angle to every other point is at least 90 degrees
         assert ((others - nearest) @ (x - nearest)).max() <= 1e-12
     torch.testing.assert_close(nearest_on_simplex(torch.tensor([0.5, 2.0, -1.0])), torch.tensor([0.0, 1.0, 0.0]))
 
@@ -60,7 +60,7 @@ def test_new_weights_are_drawn_on_the_simplex_and_do_not_decay():
 
 
 def test_each_step_of_training_begins_on_the_simplex():
-    """And this changes no logits."""
+    """Moving the weights to the simplex changes no logits."""
     model = build("vanilla-weighted")
     with torch.no_grad():
         before = model(**pair()).logits
@@ -95,12 +95,12 @@ def test_multiplying_the_matrices_first_changes_nothing():
         output = attention.activated(heads, many)
         output.square().sum().backward()
         gradients.append([output, *(p.grad for n, p in attention.named_parameters() if p.grad is not None)])
-    assert len(gradients[0]) == 5  # the output, and of kappa, W_O, W1, b1
+    assert len(gradients[0]) == 5  # the output, and the gradients of kappa, W_O, W1, b1
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_a_layer_has_the_parameters_of_a_transformers_layer_and_a_bias_for_each_branch():
-    """(M - 4) D + 2 M more: M biases b2 in place of one, kappa and alpha; less a bias of W_O and a norm."""
+    """(M - 4) D + 2 M more: M biases b2 instead of one, kappa and alpha, minus a bias of W_O and a norm."""
     assert count(**SIZES, layer_form="weighted")[0] - count(**SIZES)[0] == (
         2 * ((2 - 4) * 16 + 2 * 2) + 3 * ((4 - 4) * 16 + 2 * 4)
     )

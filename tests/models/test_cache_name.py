@@ -12,7 +12,7 @@ CASES = ("vanilla", "mat-3", "multipath-2", "latent-both", "lstm")
 
 
 def parts(model):
-    """How to call the model, its body and its decoder on target tokens, each by a name of the cache."""
+    """Return target tokens, and functions that call the model, its body and its decoder with a cache by any name."""
     batch = pair((7, 4), (6, 6))
     source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     memory = model.model.encoder(**source).last_hidden_state
@@ -58,7 +58,7 @@ def test_evaluation_gathers_no_cache(family):
 
 
 def test_gradient_checkpointing_needs_no_cache():
-    """It computes layers twice; Transformers takes the cache away under the name that it knows."""
+    """Layers are computed twice, so the cache is removed. Transformers itself removes it only under its own name."""
     model = build("vanilla", dropout=0.0).train()
     batch = pair((5, 3), (4, 4))
     expected = model(**batch).loss

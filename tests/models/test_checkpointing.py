@@ -19,7 +19,7 @@ def calls_of_layers(model):
 
 @pytest.mark.parametrize("case", CASES)
 def test_checkpointing_runs_layers_again(case):
-    """PyTorch ends the second run where it has all that the gradients need."""
+    """PyTorch stops the second run when it has all values that the gradients need."""
     plain, model = calls_of_layers(build(case)), build(case)
     model.gradient_checkpointing_enable()
     again = calls_of_layers(model)
@@ -37,7 +37,7 @@ def test_generation_in_training_mode_sees_all_tokens(case):
 
 
 def test_a_cache_that_begins_with_tokens_is_refused_in_training_mode():
-    """Also without gradients: the layers would not see it, and the positions would count it."""
+    """Also without gradients: the layers would not see the cache, but the positions would count its tokens."""
     model, batch = build("vanilla"), source()
     tokens = torch.tensor([[2, 5, 6]] * len(batch["input_ids"]))
     with torch.no_grad():

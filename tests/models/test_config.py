@@ -1,4 +1,4 @@
-"""Configurations: what is refused and what the message says, and that what is accepted survives a file."""
+"""Configurations: refused fields and their messages, and that accepted fields survive saving and loading."""
 
 import json
 
@@ -145,7 +145,7 @@ def test_an_option_that_changes_nothing_is_refused(fields, told):
 
 
 def test_the_defaults_of_options_that_change_nothing_are_accepted():
-    """Every saved config holds them."""
+    """Every saved config contains these defaults."""
     defaults = {name: getattr(VanillaTransformerConfig, name) for name in USED_WITH}
     assert VanillaTransformerConfig(**defaults, residual="rezero").residual == "rezero"
 
@@ -219,7 +219,7 @@ def test_unknown_fields_are_kept_as_transformers_does():
 
 @pytest.mark.parametrize("field", [{"drop_branch": 30}, {"drop_branch": 1.0}, {"vocab_size": 60}])
 def test_what_is_set_when_a_model_is_loaded_is_checked_then(field, tmp_path):
-    """And not when the model is saved, after it was trained."""
+    """A wrong value is refused at loading, not when the model is saved after training."""
     MATForConditionalGeneration(MATConfig(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=next(iter(field))):
         MATForConditionalGeneration.from_pretrained(tmp_path, **field)

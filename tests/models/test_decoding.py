@@ -1,4 +1,4 @@
-"""`generate` by the decoder's twin gives what the decoder itself gives, and only where it does."""
+"""`generate` gives the same with the decoder's twin as with the decoder, and uses the twin only where this holds."""
 
 from contextlib import nullcontext
 from types import MethodType
@@ -22,7 +22,7 @@ SEARCHES = {
     "samples": {"do_sample": True, "num_return_sequences": 3},
     "sampled beams": {"do_sample": True, "num_beams": 3},
 }
-DRAWN = ["vanilla", "mat-3", "multipath-2", "latent-both", "lstm"]  # a twin does not know how its tokens are chosen
+DRAWN = ["vanilla", "mat-3", "multipath-2", "latent-both", "lstm"]  # a few: a twin does not depend on the search
 NEW = 6
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -80,7 +80,7 @@ def assert_same(got, expected):
     + [(case, search) for case in DRAWN for search in ("samples", "sampled beams")],
 )
 def test_fast_decoder_generates_the_same_tokens(case, search, caches, monkeypatch):
-    """Three sentences of different lengths, and one alone."""
+    """For a batch of three sentences of different lengths, and for a single sentence."""
     options = SEARCHES[search]
     if case == "mat-3-two-vocabularies" and "num_beams" in options:
         needs_transformers("5.18", "beam search with two vocabularies")
@@ -113,7 +113,7 @@ def test_hidden_states_of_steps_are_those_of_the_whole_prefix(case, many, monkey
 
 @pytest.mark.parametrize("case", ["vanilla", "latent-both"])
 def test_the_source_is_kept_once_for_all_beams(case, caches):
-    """Keys of beams stand together and never move; the cache that is returned has those of each beam's past."""
+    """In the twin the keys of all beams stand together and never move. The returned cache has each beam's own past."""
     out = generate(build(case), num_beams=5)
     (cache,) = caches
     for layer in cache.decoder.layers:
@@ -128,7 +128,7 @@ def test_the_source_is_kept_once_for_all_beams(case, caches):
 @pytest.mark.parametrize("search", ["greedy", "beams", "samples"])
 @pytest.mark.parametrize("case", ["mat-3", "lstm"])
 def test_the_cache_that_is_returned_is_the_decoder_s_own(case, search, monkeypatch):
-    """Over more tokens than a block holds: each row has the keys of the beams that it came from."""
+    """There are more tokens than a block holds. Each row has the keys of the beams that it came from."""
     monkeypatch.setattr(attention_step, "BLOCK", 4)
     monkeypatch.setattr(attention_step, "SLOTS", 4)
     model, options = build(case), SEARCHES[search] | {"max_new_tokens": 12, "min_new_tokens": 12}
@@ -153,7 +153,7 @@ def test_logits_can_be_changed_after_generation():
 
 
 def test_a_change_of_the_weights_is_seen(caches, monkeypatch):
-    """Also one that PyTorch does not count, as moving averages of weights make it."""
+    """Also a change through `.data`, which PyTorch does not count. Moving averages of weights make such changes."""
     model = build("vanilla")
     before = generate(model)
     for parameter in model.parameters():
@@ -178,14 +178,14 @@ def replace(model):
 
 def subclass(model):
     class Other(nn.Linear):
-        """Somebody else's projection."""
+        """A projection class from outside PyTorch and this library."""
 
     fc1 = model.model.decoder.layers[1].feed_forward.fc1
     fc1.__class__ = Other
 
 
 def factor_a_projection(model):
-    """Queries are computed by two matrices, whose product is theirs."""
+    """Replace the matrix of the queries by two matrices with the same product."""
     attention = model.model.decoder.layers[0].encoder_attn
     first = nn.Linear(attention.q_proj.in_features, attention.q_proj.in_features, bias=False).double()
     nn.init.eye_(first.weight)
@@ -231,7 +231,7 @@ def test_layers_that_latent_depth_leaves_out_are_not_prepared(caches):
 
 
 class ReadsTheSource(VanillaTransformerForConditionalGeneration):
-    """Adds to the logits what it computes of the source."""
+    """A model that adds a function of the encoder's output to the logits."""
 
     def forward(self, *args, encoder_outputs=None, **kwargs):
         output = super().forward(*args, encoder_outputs=encoder_outputs, **kwargs)
@@ -281,14 +281,14 @@ def test_low_rank_adapters_are_in_force(caches):
 
 
 def assert_near(ours, theirs):
-    """Scores of half precision; those of tokens that are forbidden are minus infinity in both."""
+    """Compare scores in half precision. Forbidden tokens have the score minus infinity in both."""
     assert torch.equal(ours.isfinite(), theirs.isfinite())
     assert (ours - theirs)[theirs.isfinite()].abs().max() < 0.2
 
 
 @pytest.mark.parametrize("around", ["generate", "each call of the model"])
 def test_fast_decoder_follows_autocast(around, caches, monkeypatch):
-    """Around `generate`, or around the model's forward alone, as Accelerate puts it for a Trainer."""
+    """Autocast is around `generate`, or only around the model's forward, where Accelerate puts it for a Trainer."""
     model, autocast = model_cases.build("mat-3"), torch.autocast("cpu", dtype=torch.bfloat16)
     if around != "generate":
         model._original_forward, autocast = model.forward, nullcontext()
@@ -315,10 +315,10 @@ def test_a_model_in_half_precision_decodes_in_it(dtype, caches, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 2, 5, 33])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("large", [0, 1000])  # at 1000 one row reads the matrix ahead
+@pytest.mark.parametrize("large", [0, 1000])  # at 1000 the matrix is not large, and few rows read it ahead
 @pytest.mark.parametrize("intel", [True, False])
 def test_a_matrix_product_is_a_linear_layer(dtype, rows, bias, relu, large, intel, monkeypatch):
-    """Whichever copy of the weights it reads, and also of fewer rows than it was made for."""
+    """For each kind of copy of the weights, and also for fewer rows than the product was made for."""
     monkeypatch.setattr(matrix_product, "LARGE", large)
     monkeypatch.setattr(matrix_product, "AHEAD", 0)
     monkeypatch.setattr(matrix_product, "prefers_mkl", lambda: intel)
@@ -349,7 +349,7 @@ def test_few_rows_read_a_matrix_ahead_that_neither_a_cache_keeps_nor_a_copy(
 
 
 class Operations(TorchDispatchMode):
-    """Counts what PyTorch is asked to do."""
+    """A count of the operations that PyTorch runs."""
 
     def __init__(self):
         super().__init__()
@@ -378,7 +378,7 @@ def test_a_layer_s_joints_take_equally_many_operations_at_any_depth():
 
 
 def test_sinkhorn_takes_few_operations():
-    """Two for each time that rows or columns are normalised: it is most of what a step of mHC computes."""
+    """Two operations for each normalisation of rows or columns. Sinkhorn is most of the work in a step of mHC."""
     counts = [operations_of_a_step("vanilla-mhc", sinkhorn_iterations=k, decoder_layers=1) for k in (4, 5)]
     assert counts[1] - counts[0] <= 3 * 2 * 2, "three joints, rows and columns"
 

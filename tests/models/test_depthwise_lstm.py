@@ -24,7 +24,7 @@ LSTM_CASES = [case for case in CASES if case.startswith("lstm")]
 TINY = {**SIZES, "d_model": 8, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 24}
 MODES = ("none", "stack", "global")
 
-# Each differs from the defaults in what it is called by.
+# Each name gives the difference from the defaults.
 FORMS = {
     "defaults": {},
     "concat": {"decoder_merge": "concat"},
@@ -59,7 +59,7 @@ def random(*shape, seed=0):
 
 
 def compare_with_equations(model):
-    """Logits and the gradient of every parameter, given a random direction, in float64."""
+    """Compare the logits, and every gradient of a random weighted sum of them, in float64."""
     batch = pair((3, 2), (3, 2))
     weights = leaves(model)
     expected = [naive_logits(weights, model.config, *each) for each in sentences(batch)]
@@ -98,7 +98,7 @@ def test_the_cell_and_its_gradients_are_those_of_the_equations(cell, kind, bias,
 
 
 def test_a_cell_by_hand():
-    """Width 2: with all matrices zero LN gives its bias. Gates sigmoid(0), h = GeLU(1): c' = (3 + h)/2, o' = c'/2."""
+    """Width 2. With zero matrices LN gives its bias: gates sigmoid(0), h = GeLU(1), c' = (3 + h)/2, o' = c'/2."""
     config = config_of(d_model=2, encoder_attention_heads=1, decoder_attention_heads=1, lstm_hidden="single")
     cell = DepthwiseLSTM(config, "encoder", owned=("none", "stack"))
     torch.nn.init.zeros_(cell.gates.fc.weight)
@@ -118,7 +118,7 @@ def test_each_form_of_layer_and_its_gradients_are_those_of_the_equations(form):
 @pytest.mark.parametrize("merge", ["add", "two_lstms"])
 @pytest.mark.parametrize(("gates", "hidden"), itertools.product(MODES, MODES))
 def test_shared_weights_get_the_gradients_of_all_their_uses(gates, hidden, merge, tmp_path):
-    """And have one owner, one name and one place in a file, from which they come back."""
+    """Shared weights also have one owner, one name and one place in a file, and are loaded from there."""
     model = model_of(share_gates=gates, share_hidden=hidden, decoder_merge=merge, encoder_layers=1)
     compare_with_equations(model)
 
@@ -151,7 +151,7 @@ def test_shared_weights_get_the_gradients_of_all_their_uses(gates, hidden, merge
 
 @pytest.mark.parametrize("case", LSTM_CASES)
 def test_padding_changes_nothing_for_real_tokens(case):
-    """Whatever stands in padded places of source and target."""
+    """Padded places of source and target may contain any token."""
     model, batch = build(case).double(), pair()
     target, mask = model.prepare_decoder_input_ids_from_labels(batch.pop("labels")), tokens((3, 6, 4), 101)[1]
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_padding_changes_nothing_for_real_tokens(case):
 )
 @pytest.mark.parametrize("sharing", MODES[:2])
 def test_the_cost_of_a_layer_is_that_of_the_equations(fields, encoder, decoder, sharing):
-    """Multiply-adds per token in units of D^2, F being 4D (specification, section 6). Vanilla layers: 12 and 16."""
+    """Multiply-adds per token in units of D^2, with F = 4D (specification, section 6). Vanilla layers: 12 and 16."""
     d, length = 32, 5
     wide = {"d_model": d, "encoder_ffn_dim": 4 * d, "decoder_ffn_dim": 4 * d, "attn_implementation": "eager"}
     config = config_of(**{**wide, **fields, "share_gates": sharing, "share_hidden": sharing})
@@ -203,7 +203,7 @@ def test_a_cell_is_three_products():
 
 
 def test_the_forget_gate_starts_where_it_is_told(tmp_path):
-    """Of the gates it alone opens; a trained bias is not set back when the model is loaded."""
+    """Only the forget gate gets `forget_bias_init`. Loading a model does not reset a trained bias."""
     model = DepthwiseLSTMForConditionalGeneration(config_of(forget_bias_init=2.0))
     closed = DepthwiseLSTMForConditionalGeneration(config_of(forget_bias_init=0))
     x = torch.randn(2, 3, 16)
@@ -220,7 +220,7 @@ def test_the_forget_gate_starts_where_it_is_told(tmp_path):
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["half", "autocast"])
 def test_statistics_of_norms_are_float32(autocast):
-    """Bfloat16 values far from zero, whose mean and variance bfloat16 could not hold."""
+    """The bfloat16 values are far from zero. Bfloat16 could not hold their mean and variance."""
     norm = GateNorm(64)
     scramble(norm)
     x = (100 + torch.randn(4, 3 * 64, generator=torch.Generator().manual_seed(0))).bfloat16()
@@ -234,13 +234,13 @@ def test_statistics_of_norms_are_float32(autocast):
 
 @pytest.mark.parametrize("case", LSTM_CASES)
 def test_gradient_checkpointing_changes_no_gradient(case):
-    """The cell is carried through it, and weights that layers share are reached through it."""
+    """The cell passes through checkpointed layers, and weights that layers share get all their gradients."""
     rates = {"dropout": 0.2, "attention_dropout": 0.1, "activation_dropout": 0.1}
     check_checkpointing(lambda: build(case, **rates), *WAYS)
 
 
 def test_dropout_is_on_attention_and_hidden_state_and_never_on_the_cell():
-    """With the dropped attention and hidden state, the cell is kept or forgotten by its gate alone."""
+    """Where the hidden state is dropped, only the forget gate changes the cell."""
     config = config_of(share_gates="none", dropout=0.9, activation_dropout=0.5)
     cell = DepthwiseLSTM(config, "encoder").train()
     torch.nn.init.zeros_(cell.gates.fc.weight)
@@ -255,9 +255,9 @@ def test_dropout_is_on_attention_and_hidden_state_and_never_on_the_cell():
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_the_cell_starts_as_glorot_has_it(loaded):
-    """Each gate by its own fan-in and fan-out; norms 1 and 0, but for the forget gate, which starts open.
+    """Each gate has its own fan-in and fan-out. Norms start at 1 and 0, except the forget gate, which starts open.
 
-    Also where a checkpoint that is loaded lacks it: then it is built on the meta device and filled afterwards.
+    The same holds if a loaded checkpoint lacks the cell. Then the cell is built on the meta device and filled later.
     """
     torch.manual_seed(0)
     d, f = 32, 96
@@ -355,7 +355,7 @@ def test_a_wrong_field_is_named(fields, message):
 
 
 def test_accepts_unfit_sizes_of_unused_parts():
-    """An odd width without a GLU, unequal widths of networks that are none, shared gates of an RNN, which has none."""
+    """An odd width without a GLU, unequal widths that no network uses, and shared gates of an RNN, which has none."""
     config_of(lstm_hidden="single", encoder_ffn_dim=25, decoder_ffn_dim=21, share_hidden="global")
     config_of(cell="rnn", decoder_merge="concat", share_gates="global")
     for stack in ("lstm_hidden", "decoder_lstm_hidden"):
@@ -398,4 +398,4 @@ def test_attention_branches_are_copies_of_the_bases():
     for i, layer in enumerate(ours.layers):
         one = theirs.layers[i].encoder_attn.k_proj.weight
         assert torch.equal(layer.encoder_attn.k_proj.weight, torch.cat([one, one]))
-    assert torch.equal(ours.layer_norm.weight, theirs.layer_norm.weight)  # one of the same place
+    assert torch.equal(ours.layer_norm.weight, theirs.layer_norm.weight)  # the base's norm at the same place

@@ -1,6 +1,6 @@
-"""Parameter counts of depth-wise LSTMs beside a closed form, and what is known of two sizes that the paper prints.
+"""Parameter counts of depth-wise LSTMs against a closed form, and two sizes in the paper that remain unexplained.
 
-All other printed sizes are in benchmarks/paper_tables/depthwise_lstm.yaml, and compared by test_paper_tables.py.
+All other sizes in the paper are in benchmarks/paper_tables/depthwise_lstm.yaml. test_paper_tables.py compares them.
 """
 
 import pytest
@@ -22,7 +22,7 @@ ATTENTIONS, NETWORK, GATES = (
     2 * 512 * 2048 + 2 * 2048 + 1024 * 512,
     3 * (2 * 512**2 + 1024),
 )
-RELATIVE = {"max_relative_position": 16}  # of the settings of Li et al. (2022)
+RELATIVE = {"max_relative_position": 16}  # as in the settings of Li et al. (2022)
 EMBEDDINGS = VOCABULARY * 512 + VOCABULARY
 
 
@@ -49,7 +49,7 @@ def lstm(encoder_layers, decoder_layers, fields):
     ],
 )
 def test_six_layers_have_so_many_networks_and_sets_of_gates(fields, networks, gates):
-    """The closed form: attentions with a norm each, and of each part as many as are not shared."""
+    """The closed form counts each attention with its norm, and each shared network or set of gates once."""
     expected = EMBEDDINGS + 6 * ATTENTIONS + networks * NETWORK + gates * GATES
     assert lstm(6, 6, fields) == expected
 
@@ -60,8 +60,10 @@ def test_the_settings_of_another_paper_add_its_relative_positions():
 
 
 def test_two_rows_are_not_explained():
-    """Two LSTMs, 100.18: in number, the model and six feed-forward sub-layers that it does not have. Table 6, Big of
-    12 + 6 layers with Eq. 5 and relative positions, 288.41: nearest is Eq. 5 in the decoder alone, and 0.03 remain.
+    """The paper prints 100.18 M for two LSTMs: this model plus six feed-forward sub-layers, which it does not have.
+
+    Table 6 prints 288.41 M for Big of 12 + 6 layers with Eq. 5 and relative positions. Nearest is the model with Eq. 5
+    in the decoder alone. It has 0.03 M fewer.
     """
     two = lstm(6, 6, ONE_SET | {"decoder_merge": "two_lstms"})
     assert two / 1e6 == pytest.approx(87.58, abs=0.01)

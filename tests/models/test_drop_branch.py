@@ -1,4 +1,4 @@
-"""Drop-branch, as a user of one sub-layer sees it: its values, their frequencies, their mean, and what is computed."""
+"""Drop-branch in one sub-layer: the values of its output, their frequencies and mean, and the computed branches."""
 
 from collections import Counter
 
@@ -45,7 +45,7 @@ def test_a_draw_keeps_each_branch_at_its_rate():
 
 @pytest.mark.parametrize("merge", MERGES)
 def test_two_constant_branches_have_four_outcomes(merge, monkeypatch):
-    """Branches that always give 1 and 2, N = 2, rho = .3: {0, 1, 2, 3} / .7 / N, or N^2."""
+    """Branches that always give 1 and 2, N = 2, rho = .3: {0, 1, 2, 3} / .7, divided by N or N^2."""
     layer = attention_layer(attention_branches=2, drop_branch=0.3, branch_merge=merge)
     with torch.no_grad():
         layer.out_proj.weight.zero_()
@@ -120,7 +120,7 @@ def test_feed_forward_branches_are_dropped_one_by_one():
 
 
 def test_an_unjoined_feed_forward_has_three_outcomes():
-    """Both projections are there, (1 - rho)^2; the first dropped, the bias of the second remains; or nothing does."""
+    """Probability (1 - rho)^2: both projections. rho (1 - rho): only the bias of the second. rho: nothing."""
     rho, draws = 0.3, 2000
     layer, x = feed_forward_layer(drop_branch=rho, join_ffn=False), inputs()
     torch.manual_seed(0)
@@ -139,7 +139,7 @@ def test_an_unjoined_feed_forward_has_three_outcomes():
 
 
 def test_unjoined_feed_forwards_draw_for_each_projection_by_itself():
-    """With two branches sixteen pairs of draws; the four that keep nothing behind the activation are alike."""
+    """Two branches have 16 pairs of draws. The four pairs that drop both second projections give the same output."""
     fields = {"drop_branch": 0.5, "ffn_branches": 2, "join_ffn": False, "drop_granularity": "sentence"}
     layer, x = feed_forward_layer(**fields), inputs(shape=(1, 4, 8)).expand(1600, -1, -1)
     torch.manual_seed(0)
@@ -165,7 +165,7 @@ def test_unjoined_branches_are_one_network_in_evaluation(merge, branches):
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("kept", [[0], [2], [0, 2], [1, 2]])
 def test_a_dropped_branch_takes_its_output_bias_with_it(kept, merge, monkeypatch):
-    """What remains of three branches is a module built from only those kept, rescaled."""
+    """If some of three branches are dropped, the layer equals a module of only the kept branches, rescaled."""
     layer = attention_layer(drop_branch=0.2, branch_merge=merge)
     keeping(monkeypatch, kept)
     smaller = attention_layer(attention_branches=len(kept), drop_branch=0.0)
@@ -205,7 +205,7 @@ def test_heads_are_zeroed_before_they_are_mixed():
 
 
 def test_chunks_are_zeroed_behind_the_output_projection():
-    """As the released code drops heads: runs of D/M zeros whatever the projection, whose bias is dropped with them."""
+    """The released code drops heads like this: runs of D/M zeros for any projection, including its bias."""
     layer = attention_layer(attention_branches=1, drop_branch=0.5, drop_unit="chunk")
     x, patterns = inputs(), Counter()
     torch.manual_seed(0)
@@ -224,7 +224,7 @@ def test_chunks_are_zeroed_behind_the_output_projection():
 @pytest.mark.parametrize("fields", [{}, {"drop_unit": "chunk", "ffn_branches": 2, "join_ffn": False}], ids=str)
 @pytest.mark.parametrize("normalize_before", [False, True], ids=["post-norm", "pre-norm"])
 def test_passes_only_the_residual_when_all_branches_drop(normalize_before, fields, monkeypatch):
-    """Also those of a norm before the sub-layer and of the encoder: DistributedDataParallel waits for every one."""
+    """Every parameter has a gradient, also in pre-norms and the encoder: DistributedDataParallel waits for it."""
     model = build("mat-3", drop_branch=0.5, normalize_before=normalize_before, **fields).train()
     keeping(monkeypatch, [])
     layer = model.model.decoder.layers[1]
@@ -253,7 +253,7 @@ def flops(layer, *arguments, backward=False):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_a_dropped_branch_is_not_computed(implementation, monkeypatch):
-    """Forward and backward cost as much as the branches that were kept, and nothing where none was."""
+    """The cost of forward and backward is proportional to the number of kept branches."""
     layer = attention_layer(drop_branch=0.5, attn_implementation=implementation)
     ffn = feed_forward_layer(drop_branch=0.5, ffn_branches=3)
     x, memory = inputs().requires_grad_(), inputs(1, (3, 7, 8)).requires_grad_()
@@ -269,7 +269,7 @@ def test_a_dropped_branch_is_not_computed(implementation, monkeypatch):
 
 @pytest.mark.parametrize("ffn_branches", [1, 3])
 def test_each_sentence_has_branches_of_its_own(ffn_branches):
-    """What a sentence is given is what a batch of it alone is given by the same gates; sentences differ."""
+    """In a batch of equal sentences, each output is the sum of some branches, and every subset of branches occurs."""
     torch.manual_seed(0)
     fields = {"drop_branch": 0.5, "drop_granularity": "sentence", "ffn_branches": ffn_branches}
     ffn, x = feed_forward_layer(**fields), inputs(shape=(1, 4, 8)).expand(300, -1, -1)
@@ -288,7 +288,7 @@ def test_each_sentence_has_branches_of_its_own(ffn_branches):
 
 
 def test_feed_forward_branches_have_a_rate_of_their_own():
-    """Rate 0 is the ablation of section 4.2: attention drops alone. None is the rate of attention."""
+    """Rate 0: only attention drops branches, the ablation of section 4.2. None: the rate of attention."""
     torch.manual_seed(0)
     alone = feed_forward_layer(drop_branch=0.9, ffn_drop_branch=0.0)
     x = inputs()
@@ -345,7 +345,7 @@ def test_dropping_differs_between_calls_and_repeats_with_the_seed(granularity):
 
 
 def test_dropout_keeps_its_rate_and_mean():
-    """The package's faster CPU dropout, against what dropout means, and against PyTorch's in its gradient."""
+    """The package's faster CPU dropout: rate, scale, mean, independence of neighbours, and gradient."""
     dropout = build("mat-3", dropout=0.3).model.encoder.layers[0].dropout.train()
     assert isinstance(dropout, nn.Dropout)
     torch.manual_seed(0)
@@ -355,7 +355,7 @@ def test_dropout_keeps_its_rate_and_mean():
     assert kept.float().mean() == pytest.approx(0.7, abs=0.005)
     torch.testing.assert_close(y[kept], torch.full_like(y[kept], 2 / 0.7), atol=1e-3, rtol=1e-3)
     assert y.mean().item() == pytest.approx(2, abs=0.01)
-    for lag in (1, 2, 3, 4, 1001):  # no element's fate tells its neighbour's
+    for lag in (1, 2, 3, 4, 1001):  # neighbours are dropped independently
         flat = kept.flatten().float()
         together = (flat[:-lag] * flat[lag:]).mean()
         assert together == pytest.approx(0.49, abs=0.005)
@@ -365,7 +365,7 @@ def test_dropout_keeps_its_rate_and_mean():
 
 
 def test_compiled_sub_layers_draw_without_a_break_and_are_compiled_once():
-    """Each output is one of the outcomes: of some branches the sum, as computed without drop-branch."""
+    """Each output of compiled code is one of the outputs of eager code."""
     torch._dynamo.reset()
     x, compilations = inputs(), []
 

@@ -1,6 +1,6 @@
 """Dynamic convolutions in the place of self-attention (Wu et al. 2019).
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+The tests of all models (`model_cases.CASES`) check logits, generation, saving and back-ends.
 """
 
 import pytest
@@ -53,7 +53,7 @@ def test_the_last_width_is_that_of_all_further_layers():
 
 
 def test_kernels_reach_as_far_as_they_are_wide():
-    """Windows of 3 and then 7 places change what is 1 + 3 away; of 2, 3 and 3 places, what is 1 + 2 + 2 behind."""
+    """Windows of 3 and 7 places reach 1 + 3 places to each side; windows of 2, 3 and 3 places reach 1 + 2 + 2 back."""
     model = new(encoder_kernel_sizes=[3, 7], decoder_kernel_sizes=[2, 3]).double().eval()
     x = torch.randn(1, 15, 16, dtype=torch.float64)
     for stack, reached in ((model.model.encoder, range(3, 12)), (model.model.decoder, range(7, 13))):
@@ -65,7 +65,7 @@ def test_kernels_reach_as_far_as_they_are_wide():
 
 
 def test_kernels_are_dropped_behind_their_softmax():
-    """Nothing else has this rate in a stack without attention; kept weights are twice as large."""
+    """In a stack without attention, nothing else has the rate `attention_dropout`. Kept weights are twice as large."""
     convolution = new(attention_dropout=0.5, decoder_kernel_sizes=[4]).model.decoder.layers[0].self_attn
     x = torch.randn(2, 9, 16)
     torch.manual_seed(1)
@@ -116,7 +116,7 @@ def test_names_attention_without_masks():
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_the_fast_decoder_is_used_and_leaves_out_what_has_ended(beams, monkeypatch):
-    """Over more tokens than its block holds: windows slide, and sentences leave."""
+    """There are more tokens than the twin's block holds: windows slide, and finished sentences leave the batch."""
     model = build("vanilla-dynamic", max_position_embeddings=60).double()
     fields = {"num_beams": beams, "max_new_tokens": 50, "eos_token_id": 5, "do_sample": False}
     got = model.generate(**source(), **fields)

@@ -23,7 +23,7 @@ SMALL = {"encoder_layers": 2, "decoder_layers": 2, "attn_implementation": "sdpa"
 
 @pytest.fixture
 def draws(monkeypatch):
-    """Calling it with a model records the U's that each of its sub-layers draws in the next forward pass."""
+    """A function that records the U's that each sub-layer of a model draws in the next forward pass."""
 
     def record(model, seed):
         drawn, current = {}, []
@@ -62,7 +62,7 @@ def test_logits_and_gradients_are_those_of_the_equations(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_dropout_stands_where_the_papers_have_it(case, monkeypatch):
-    """The same fixed masks, of two patterns that repeat every four features, in the model and in the equations."""
+    """The model and the equations use the same fixed masks: two patterns that repeat every four features."""
     rates = {"dropout": 0.25, "activation_dropout": 0.5}
     patterns = {"dropout": (0.0, 0.5, 1.5, 2.0), "activation_dropout": (1.5, 0.0, 3.0, 0.5)}
 
@@ -98,9 +98,9 @@ def test_dropout_stands_where_the_papers_have_it(case, monkeypatch):
 def test_training_with_drop_branch_is_the_equations_and_so_are_its_gradients(
     case, granularity, drop_unit, use_cache, draws
 ):
-    """Eq. 5-10, given the U's: what is dropped, how the rest is scaled, and what that does to every gradient.
+    """Eq. 5-10 for given U's: the dropped units, the scale of the kept units, and the effect on every gradient.
 
-    With a cache, which must hold all branches, they are computed and weighed by 0 instead of being left out.
+    A cache must hold all branches, so with a cache the dropped branches are computed and weighed by 0.
     """
     fields = {"drop_branch": 0.5, "drop_unit": drop_unit, "drop_granularity": granularity}
     model = build(case, **{**SMALL, "encoder_layers": 1}, **fields).double().train()
@@ -182,7 +182,7 @@ def test_one_branch_without_dropping_is_the_transformer_of_pytorch(case, norm_fi
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
 def test_copies_of_a_branch_are_averaged_to_that_branch(copies):
-    """T2 of the parity plan, on whole models: proximal initialisation rests on it. The released code divides again."""
+    """In whole models. Proximal initialisation needs it; the released code divides by N again."""
     single = build("mat-1")
     state = single.state_dict()
     for name, weight in state.items():
@@ -240,7 +240,7 @@ def test_positions_skip_padding():
 
 @pytest.mark.parametrize("case", CASES)
 def test_where_the_padding_stands_does_not_matter(case):
-    """Left-padded sources and targets, as fairseq has sources, give the logits of right-padded ones."""
+    """Left and right padding give the same logits, in sources and targets. Fairseq pads sources on the left."""
     model = build(case)
     source, source_mask = tokens((7, 4, 5))
     target, target_mask = tokens((3, 6, 4), seed=2)

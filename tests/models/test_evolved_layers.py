@@ -1,6 +1,6 @@
 """The cell of the Evolved Transformer (So et al. 2019).
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+The tests of all models (`model_cases.CASES`) check logits, generation, saving and back-ends.
 """
 
 import pytest
@@ -14,7 +14,7 @@ from hf_deepwide.errors import UserError
 from hf_deepwide.exporting.onnx_folder import check_cache
 
 EVOLVED = {"layer_form": "evolved", "normalize_before": True}
-VOCABULARY = 33_280  # with which all printed sizes of the paper, its Transformers' too, come out
+VOCABULARY = 33_280  # gives all sizes in the paper, also those of its Transformers
 
 
 def sizes(d, encoder_layers, decoder_layers, heads=16):
@@ -46,7 +46,7 @@ def parameters(**fields):
     ("shape", "printed"), [((512, 3, 4, 8), "64.1"), ((1024, 3, 4), "221.7"), ((640, 9, 10), "218.1")]
 )
 def test_models_have_the_printed_parameters(shape, printed):
-    """The base, big and deep models of WMT'14 En-De; the Transformers beside them fix the vocabulary."""
+    """The base, big and deep models of WMT'14 En-De. The vocabulary is that of the Transformers in the next test."""
     d, encoder_layers, decoder_layers, *_ = shape
     f, attention = 4 * d, 4 * d**2
     encoder = 2 * (d**2 + d) + (d * f + f) + (3 * d + 1) * d // 2 + 2 * f + 9 * f + (f + 1) * d // 2
@@ -90,7 +90,7 @@ def test_convolutions_start_as_in_tensor2tensor(std):
 @pytest.mark.parametrize("kind", ["dynamic", "lazy", "static"])
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_decoding_in_chunks_is_teacher_forcing(kind, chunk):
-    """Over more tokens than filters reach, of targets that are padded on the left."""
+    """The targets are longer than the reach of the filters, and are padded on the left."""
     model = build("vanilla-evolved").double()
     target, mask = tokens((19, 12, 16), seed=3)
     order = mask.argsort(dim=1, stable=True)
@@ -123,7 +123,7 @@ def test_long_translations_do_not_depend_on_the_cache(beams, cache):
 
 
 def test_padding_between_tokens_is_nothing():
-    """Neither stack reads what stands in the place of padding, nor what a norm's bias would make of zeros there."""
+    """Neither stack reads padding, or the values that a norm's bias would put in place of padding."""
     model = build("vanilla-evolved", position_embedding_type="learned")
     for stack in (model.model.encoder, model.model.decoder):
         stack.embeddings.positions.weight.data.zero_()
@@ -139,7 +139,7 @@ def test_padding_between_tokens_is_nothing():
 
 
 def test_a_cache_that_begins_with_tokens_is_refused():
-    """PEFT's prefixes have one slot a layer."""
+    """PEFT's prefixes have one cache slot per layer. A cell needs more slots."""
     model = build("vanilla-evolved")
     own = DynamicCache(config=model.config)
     for layer in range(3):

@@ -1,4 +1,4 @@
-"""CTranslate2 computes what the model computes: scores, greedy and beam search, of all that its engine can express."""
+"""CTranslate2 computes the same as the model (scores, greedy and beam search) for all models that it can express."""
 
 import copy
 import itertools
@@ -29,7 +29,7 @@ from hf_deepwide.models.configuration_vanilla_transformer import VanillaTransfor
 from hf_deepwide.vanilla_form import JOINTS
 
 RAW = {"path_norm": False}
-UNEQUAL = {"d_model": 20, "encoder_ffn_dim": 22}  # widths that are no multiple of the vectors of a processor
+UNEQUAL = {"d_model": 20, "encoder_ffn_dim": 22}  # not multiples of the length of a processor's vectors
 EXPRESSIBLE = {
     "post-norm, sinusoids": ("vanilla", {}),
     "pre-norm, learned positions, norm of embeddings": ("vanilla-prenorm", {}),
@@ -74,7 +74,7 @@ REFUSED = {
 
 
 def model_of(case):
-    """A scrambled model of a row, whose learned weights of paths are positive."""
+    """A scrambled model for a row of the tables above. Its learned weights of paths are positive."""
     name, fields = case[:2]
     model = build(name, **fields)
     with torch.no_grad():
@@ -95,7 +95,7 @@ def until_end(ids):
 
 
 def run_readme(folder, monkeypatch, capsys):
-    """What the code in the README of a folder prints."""
+    """Run the code in the README of a folder, and return what it prints."""
     monkeypatch.chdir(folder)
     return printed_by(python_block((folder / "README.md").read_text()), capsys)
 
@@ -130,7 +130,7 @@ def test_the_engine_scores_and_translates_as_the_model_does(case, tokenizer, tmp
 
 
 def test_heads_of_branches_keep_the_scale_of_one_branch(tokenizer, tmp_path):
-    """Without `queries_scale` the engine divides by the wrong root and nothing complains."""
+    """Without `queries_scale` the engine divides by the wrong root, and no error shows it."""
     model = build("mat-3", encoder_attention_heads=2, decoder_attention_heads=4)
     hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
     stored = (tmp_path / "out" / "model.bin").read_bytes()
@@ -152,7 +152,7 @@ def test_smaller_weights_score_about_the_same(quantization, tokenizer, tmp_path)
 
 
 def test_a_model_in_bfloat16_is_computed_in_float32(tokenizer, tmp_path):
-    """As the engine computes it; bfloat16 would round each product."""
+    """The engine computes in float32. In bfloat16 the model would round each product, and the scores would differ."""
     model = build("vanilla").to(torch.bfloat16)
     folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
     assert model.dtype == torch.bfloat16
@@ -171,7 +171,7 @@ def test_what_the_engine_cannot_express_is_refused(case, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("field", JOINTS)
 def test_no_way_to_join_layers_is_overlooked(field):
-    """Each field by which layers differ from a Transformer's keeps a model from the engine."""
+    """Each field that makes layers differ from those of a Transformer is refused for the engine."""
     config = VanillaTransformerConfig()
     values = accepted_values(VanillaTransformerConfig.__dataclass_fields__[field].type) or (True,)
     other = next(value for value in reversed(values) if value not in (getattr(config, field), None))
@@ -221,7 +221,7 @@ def test_a_folder_that_computes_something_else_is_not_left_behind(tokenizer, tmp
     assert not list(tmp_path.iterdir())
 
 
-TEXT = "One sentence each, in the source language."  # the README's
+TEXT = "One sentence each, in the source language."  # the sentence in the README
 
 
 def test_the_readme_translates_as_printed(tokenizer, tmp_path, monkeypatch, capsys):
@@ -252,7 +252,7 @@ def test_the_readme_has_the_options_of_the_generation_config(tokenizer, tmp_path
 
 def test_the_readme_has_no_room_for_a_forced_end(tokenizer, tmp_path, monkeypatch, capsys):
     model = build("vanilla", seed=1)
-    model.generation_config.update(max_length=9, forced_eos_token_id=2, bad_words_ids=[[2]])  # no other end
+    model.generation_config.update(max_length=9, forced_eos_token_id=2, bad_words_ids=[[2]])  # only the forced end
     folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
     printed = run_readme(Path(folder), monkeypatch, capsys)
     ids = model.generate(**tokenizer(TEXT, return_tensors="pt"), eos_token_id=2)
@@ -260,7 +260,7 @@ def test_the_readme_has_no_room_for_a_forced_end(tokenizer, tmp_path, monkeypatc
 
 
 def test_the_readme_begins_with_a_forced_token(tokenizer, tmp_path, monkeypatch, capsys):
-    """Of a model without codes of languages, as BART has one."""
+    """A model without language codes can have a forced first token, as BART does."""
     model = build("vanilla", seed=1)
     model.generation_config.update(max_length=9, forced_bos_token_id=9)
     folder = hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
@@ -349,7 +349,7 @@ def test_the_names_of_quantizations_are_the_engines():
 
 
 def test_an_export_does_not_search_in_another_way_unsaid(tokenizer, tmp_path, caplog):
-    """`generate` reads the generation config, and the engine what the config says."""
+    """`generate` reads the generation config, but the engine reads the config."""
     model = build("vanilla")
     model.generation_config.begin_suppress_tokens = [5]
     hf_deepwide.export_ctranslate2(model, tmp_path / "out", tokenizer=tokenizer)
@@ -368,7 +368,7 @@ RULES = {"no_repeat_ngram_size": 2, "suppress_tokens": [4, 6, 9, 12, 15, 20]}
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_that_rank_beams_in_another_way_are_told(rule, renormalize, tokenizer, tmp_path, caplog):
-    """And only these: with normalised scores the engine's translations are those of `generate`."""
+    """Only these rules are reported: with normalised scores the engine's translations are those of `generate`."""
     model = build("mat-3")
     model.generation_config.update(
         num_beams=4, early_stopping=True, max_length=12, renormalize_logits=renormalize, **{rule: RULES[rule]}

@@ -20,7 +20,7 @@ from hf_deepwide.exporting.opening import open_model
 from hf_deepwide.loading import load_model
 
 SMALL = {"encoder_layers": 1, "decoder_layers": 1}
-# A trace takes seconds, so that parts of layers that do not meet are traced in one model.
+# A trace takes seconds, so several parts of layers that do not affect each other are traced in one model.
 CASES = {
     "branches, attention residuals, relative positions": (
         "mat-2-prenorm",
@@ -51,7 +51,7 @@ def sessions(folder):
 
 
 def greedy(folder, batch, start, steps):
-    """Tokens `[B, 1 + steps]` by the graphs in a folder."""
+    """Decode greedily with the graphs in a folder, and return the tokens `[B, 1 + steps]`."""
     encoder, decoder = sessions(folder)
     mask = batch["attention_mask"].numpy()
     cross = encoder.run(None, {"input_ids": batch["input_ids"].numpy(), "attention_mask": mask})
@@ -78,13 +78,13 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
 
     with torch.no_grad():
         altered = copy.deepcopy(model)
-        for layer in altered.model.decoder.layers:  # one of them may not be selected
+        for layer in altered.model.decoder.layers:  # all layers: the check must see a difference
             layer.encoder_attn.out_proj.weight.mul_(2)
     with pytest.raises(RuntimeError, match="do not compute"):
         onnx_folder.check_logits(altered, Path(folder))
 
     with pytest.raises(UserError, match=r"exported to ONNX.*README\.md"):
-        load_model(AutoModelForSeq2SeqLM, folder)  # it is for the engine alone
+        load_model(AutoModelForSeq2SeqLM, folder)  # the folder is only for onnxruntime
 
     monkeypatch.chdir(folder)
     said = printed_by(python_block((Path(folder) / "README.md").read_text()), capsys)
@@ -95,7 +95,7 @@ def test_onnxruntime_decodes_as_generate_does(case, tokenizer, tmp_path, monkeyp
 
 @pytest.fixture(scope="module")
 def posterior(tokenizer, tmp_path_factory):
-    """A model of two posteriors, and the second one as the command exports it: a plain Transformer."""
+    """A model of two posteriors, and the folder to which the command exports the second one, a plain Transformer."""
     folder = tmp_path_factory.mktemp("latent")
     fields = {"num_posteriors": 2, "posterior_names": ["de", "fr"], "inference_selection": "tempered"}
     model = build("latent-both", **fields, **SMALL)
@@ -122,7 +122,7 @@ def test_a_posterior_is_chosen_by_its_name(posterior):
 
 
 def test_the_readme_never_writes_what_the_model_must_not(posterior, tokenizer, monkeypatch, capsys):
-    """As Marian's models must not write padding."""
+    """For example, Marian's models must not write padding."""
     (model, folder), chosen = posterior, {"posteriors": torch.tensor([1]), "eos_token_id": 2}
     text = tokenizer("One sentence each, in the source language.", return_tensors="pt")
     usual = model.generate(**text, **chosen)
@@ -130,7 +130,7 @@ def test_the_readme_never_writes_what_the_model_must_not(posterior, tokenizer, m
     never = {"bad_words_ids": bad[:1], "suppress_tokens": [usual[0, 2].item()]}
     monkeypatch.setattr(model.generation_config, "suppress_tokens", never["suppress_tokens"])
     monkeypatch.setattr(model.generation_config, "bad_words_ids", bad)
-    readme = onnx_folder.readme(open_model(model, tokenizer, "fr"))  # other lines for the same graphs
+    readme = onnx_folder.readme(open_model(model, tokenizer, "fr"))  # another README for the same graphs
     code = python_block(readme)
     monkeypatch.chdir(folder)
     said = printed_by(code, capsys)

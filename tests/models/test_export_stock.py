@@ -1,4 +1,4 @@
-"""share(…, as_=…): a model that is one of a class of Transformers becomes one, and comes back bit by bit."""
+"""share(…, as_=…): a model that fits a class of Transformers becomes that class, and comes back bit by bit."""
 
 import json
 
@@ -58,7 +58,7 @@ FITTING = {
 
 
 def logits(model):
-    """Logits of real target tokens: at padding, M2M100 counts positions in its own way, and nothing reads them."""
+    """Logits of real target tokens. At padding M2M100 counts positions in its own way, which nothing reads."""
     batch = pair()
     with torch.no_grad():
         return model(**batch).logits[batch["labels"] != -100]
@@ -78,7 +78,7 @@ def test_a_model_becomes_a_stock_class_and_comes_back(case):
     weights = back.state_dict()
     for key, tensor in model.state_dict().items():
         assert torch.equal(weights.pop(key), tensor), key
-    assert all(not tensor.any() for tensor in weights.values())  # biases that the model does not have
+    assert all(not tensor.any() for tensor in weights.values())  # zeros, for biases that the model does not have
     own = set(own_fields(type(model.config))) - {"attention_bias", "lm_head_bias", "init_std", "layer_drop"}
     assert {field: getattr(back.config, field) for field in own} == {
         field: getattr(model.config, field) for field in own
@@ -149,7 +149,7 @@ print(json.dumps(result))
 def test_a_shared_stock_folder_works_without_the_package(tokenizer, run_code, tmp_path):
     models, folders = {}, []
     for model_type, name, fields in (FITTING[kind] for kind in ("m2m_100", "marian", "bart")):
-        # CTranslate2's converter of these classes gives both stacks the encoder's heads
+        # CTranslate2's converter of these classes uses the encoder's number of heads for both stacks
         model = models[model_type] = build(name, vocab_size=36, decoder_attention_heads=2, **fields)
         model.generation_config.update(eos_token_id=2, max_length=9)
         source = tmp_path / f"run-{model_type}"

@@ -25,7 +25,7 @@ SEARCH = EvaluationArguments(num_beams=1, max_length_factor=0, max_length_offset
 
 
 def made(kind, folder):
-    """A small MAT with random weights that minds the languages, and its tokenizer."""
+    """A small MAT with random weights whose translations depend on the languages, and its tokenizer."""
     make, model_class, config_class, source, target, _ = KINDS[kind]
     tokenizer = make(folder)
     size = max(len(tokenizer), *language_ids(tokenizer).values()) + 1
@@ -52,13 +52,13 @@ def both(source, target):
 
 
 def printed(folder, monkeypatch, capsys):
-    """What the code in the README of a folder prints, and the languages that it names."""
+    """Run the code in the README of a folder. Return what it prints, and a match with the languages in the README."""
     readme = (folder / "README.md").read_text()
     monkeypatch.chdir(folder)
     return printed_by(python_block(readme), capsys), re.search(r"translate from (\w+) to (\w+)\.", readme)
 
 
-# To ONNX, whose trace takes seconds, one of each way to tell a model the language: a forced token, or the first one.
+# A trace for ONNX takes seconds, so each way to set the language has one model: the first token, or a forced token.
 @pytest.mark.parametrize(
     ("kind", "engine"),
     [*((kind, "ctranslate2") for kind in KINDS), ("mbart", "onnx")],  # a forced token: below
@@ -75,7 +75,7 @@ def test_the_lines_translate_into_another_language(kind, engine, tmp_path, monke
 
 
 def test_the_card_of_a_stock_class_translates_into_another_language(tmp_path, capsys):
-    """The example of the run's card, for which a translation pipeline is needed, goes."""
+    """The example in the run's card needs a translation pipeline, so the new card leaves it out."""
     tokenizer = KINDS["nllb"][0](tmp_path)
     torch.manual_seed(2)
     config = hf_deepwide.VanillaTransformerConfig(
@@ -102,7 +102,7 @@ def test_the_card_of_a_stock_class_translates_into_another_language(tmp_path, ca
 
 
 def test_the_readme_tells_of_languages_that_were_added(tmp_path):
-    """Of M2M100, whose table of codes is fixed in its class."""
+    """M2M100's table of codes is fixed in its class, so the README has other code for an added language."""
     model, tokenizer = made("m2m100", tmp_path)
     add_languages(model, tokenizer, {"gsw": "de"})
     tokenizer.src_lang = "gsw"
@@ -115,7 +115,7 @@ def test_the_readme_tells_of_languages_that_were_added(tmp_path):
 
 @pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
 def test_the_lines_translate_the_pair_that_was_trained(engine, tmp_path, monkeypatch, capsys):
-    """From a language that the tokenizer's class does not know, and not into it."""
+    """Translate from a language that the tokenizer's class does not have, and not into it."""
     model, tokenizer = made("m2m100", tmp_path)
     add_languages(model, tokenizer, {"gsw": "de"})
     model.config.trained_pairs = ["gsw-en", "en-gsw"]
@@ -127,7 +127,7 @@ def test_the_lines_translate_the_pair_that_was_trained(engine, tmp_path, monkeyp
 
 
 def test_cards_name_the_pair_that_was_trained(tmp_path, capsys):
-    """The newest code would be another one. Of a class of Transformers, and of a family of ours, without its card."""
+    """The newest code would give another pair. Both a stock class and a family are shared without a run's card."""
     tokenizer = KINDS["m2m100"][0](tmp_path)
     size = max(language_ids(tokenizer).values()) + 1
     torch.manual_seed(0)
@@ -163,7 +163,7 @@ def test_a_source_that_nobody_named_is_not_saved(kind, tmp_path):
 
 
 def test_codes_behind_the_embeddings_are_refused(tmp_path):
-    """M2M100's tokenizer does not count them."""
+    """The length of M2M100's tokenizer does not include these codes."""
     tokenizer = KINDS["m2m100"][0](tmp_path)
     base = M2M100ForConditionalGeneration(M2M100Config(vocab_size=len(tokenizer), **SIZES))
     for part in (base, tokenizer):

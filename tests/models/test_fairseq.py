@@ -26,7 +26,7 @@ EXACT = {"rtol": 0, "atol": 1e-12}
 
 
 def their_names(ours, config):
-    """Weights of the released MAT or of its plain Transformer under its own names; see the golden files' README."""
+    """Return weights under the names in the released MAT or its plain Transformer. See the golden files' README."""
     theirs = OrderedDict()
     for stack in ("encoder", "decoder"):
         theirs[f"{stack}.embed_tokens.weight"] = ours["model.shared.weight"]
@@ -88,7 +88,7 @@ def test_a_model_of_the_mat_fork_gives_the_numbers_of_the_released_code(name, tm
 
 
 def test_unjoined_networks_of_the_mat_fork(tmp_path):
-    """Without --join-pffn both projections are averaged by 1/N^2: two equal branches become half of each."""
+    """Without --join-pffn, both projections scale the sum of N branches by 1/N^2: two equal ones give half of one."""
     weights, branched = random_weights(), random_weights()
     for name in [name for name in weights if ".fc" in name]:
         weights[name] = weights[name] / 2
@@ -104,7 +104,7 @@ def test_unjoined_networks_of_the_mat_fork(tmp_path):
 
 
 def test_a_converted_model_searches_by_the_rules_of_fairseq(tmp_path):
-    """It selects padding never, and an end not alone, however probable they are."""
+    """It never selects padding, and never the end as the first token, however probable they are."""
     model, _ = from_fairseq(save(tmp_path / "checkpoint.pt", namespace(), random_weights()))
     for likely in (model.config.pad_token_id, model.config.eos_token_id):
         bias = torch.zeros(model.config.decoder_vocab_size)
@@ -196,7 +196,7 @@ def test_names_and_arguments_of_older_versions_are_known(tmp_path, caplog):
 
 
 def test_latent_depth_of_several_languages_selects_the_layers_of_each_pair(tmp_path):
-    """An encoder's row is that of the last pair with this source, a decoder's that of the last with this target."""
+    """Rows are those of the last pair with this source (for the encoder) or with this target (for the decoder)."""
     weights = random_weights(pre_norm=True)
     weights["encoder.layer_select.layer_logits"] = torch.tensor([[9.0, 9.0], [1.0, -1.0], [-1.0, 1.0]]).double()
     weights["decoder.layer_select.layer_logits"] = torch.tensor([[1.0, 1.0], [9.0, 9.0], [-2.0, 1.0]]).double()
@@ -250,7 +250,7 @@ def test_a_file_that_would_run_a_program_is_refused_and_runs_nothing(where, new_
         from_fairseq(path)
     assert not touched.exists()
     assert "\n" not in str(error.value)
-    torch.load(path, weights_only=False)  # the file does what it is said to do
+    torch.load(path, weights_only=False)  # without the check, the file runs its program
     assert touched.exists()
 
 
@@ -275,7 +275,7 @@ def test_meters_of_old_versions_are_passed_over(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("newer", [False, True], ids=["namespace", "config"])
 def test_objects_of_fairseq_are_named_in_the_refusal(newer, tmp_path, monkeypatch):
-    """The message has the lines that save the file again."""
+    """The message contains code that saves the file without these objects."""
     path = save_with_object(tmp_path / "checkpoint.pt", monkeypatch, "fairseq.tasks", "Task")
     if newer:
         state = torch.load(path, weights_only=False)

@@ -18,7 +18,7 @@ EXACT = {"rtol": 0, "atol": 1e-12}
 
 @pytest.fixture
 def dictionaries(tmp_path):
-    """Codes, and dictionaries of both sides: two words are the source's alone, and one word the target's alone."""
+    """Codes, and dictionaries of both sides. Three symbols are only in the source's, and one only in the target's."""
     (tmp_path / "codes").write_text("#version: 0.2\nl o\nlo w</w>\nn e\nne w</w>\n", encoding="utf-8")
     source = ["l@@", "lo@@", "low", "new", "n@@", "e@@", "w", "s", "x"]
     target = ["low", "new", "lo@@", "w", "x", "y", "e@@"]
@@ -56,7 +56,7 @@ def test_two_dictionaries_become_one_vocabulary(shares, dictionaries):
     ids = tokenizer(" ".join(words))["input_ids"]
     assert ids == [source.index(word) for word in words] + [2]
     assert tokenizer.convert_tokens_to_ids("y</w>") == SYMBOLS
-    previous = ["low", "x", "y", "s"]  # `s` is the source's alone: fairseq reads the unknown token
+    previous = ["low", "x", "y", "s"]  # only the source has `s`, so fairseq reads the unknown token
     theirs = [2, *(target.index(word) if word in target else 3 for word in previous)]
     ours = [2, *tokenizer(" ".join(previous))["input_ids"][:-1]]
     golden = naive_fairseq.logits(weights, SimpleNamespace(**NAIVE), ids, theirs).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""A family is one row: whatever a row says is all that the rest of the package needs to know of a family."""
+"""A family is one row of a table: the rest of the package reads all facts about a family from its row."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_a_family_starts_from_a_base_by_the_default_rules(toy, caplog):
         torch.testing.assert_close(model(**pair()).logits, base(**pair()).logits, rtol=1e-4, atol=1e-4)
     assert not caplog.records
     assert preserves_function(model.config)
-    with pytest.raises(UserError, match=r"toy.*accepted are"):  # its row does not say that it is a base
+    with pytest.raises(UserError, match=r"toy.*accepted are"):  # `is_base` is False in its row
         toy.lm.from_base(model)
 
 

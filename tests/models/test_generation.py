@@ -20,13 +20,13 @@ def build(case, **changes):
 
 
 def generate(model, inputs=None, **options):
-    """`NEW` tokens after the start token, whatever the model says of the end."""
+    """Generate `NEW` tokens after the start token, however probable the end is."""
     options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, **SPREAD, **options}
     return model.generate(**(source() if inputs is None else inputs), **options)
 
 
 def needs_beams_of_two_vocabularies(case, beams):
-    """Beam search where the target's vocabulary is another; 5.17 takes the source's size, also for Marian."""
+    """Skip beam search with two vocabularies: Transformers 5.17 uses the source's vocabulary size, also for Marian."""
     if case == "mat-3-two-vocabularies" and beams > 1:
         needs_transformers("5.18", "beam search with two vocabularies")
 
@@ -75,14 +75,14 @@ def test_every_cache_gives_the_same_tokens_and_logits(case, beams):
 
 @pytest.mark.parametrize("case", SOME)
 def test_a_padded_beginning_is_continued_alike_with_every_cache(case):
-    """Positions do not count padding, also where `generate` has made a causal mask of the mask for a static cache."""
+    """Positions do not count padding, also with a static cache, for which `generate` makes a causal mask."""
     model = build(case)
     begun, mask = tokens((4, 4, 4), seed=5)
     mask[0, :2] = 0
     begun[0, :2] = model.config.pad_token_id
     more = {"decoder_input_ids": begun, "decoder_attention_mask": mask}
     more |= {"return_dict_in_generate": True, "output_logits": True}
-    more["bad_words_ids"] = [[model.config.pad_token_id]]  # no token is repeated, and the padded row has had this one
+    more["bad_words_ids"] = [[model.config.pad_token_id]]  # SPREAD forbids it only in the padded row
     expected = generate(model, **more)
     static = generate(model, **more, cache_implementation="static", disable_compile=True)
     assert torch.equal(static.sequences, expected.sequences)
@@ -154,7 +154,7 @@ def test_decoding_in_chunks_of_any_size_is_teacher_forcing(case, kind, chunk):
     torch.testing.assert_close(torch.cat(parts, 1), whole, **CLOSE)
 
 
-@pytest.mark.parametrize(("beams", "side"), [(1, "left"), (2, "right")])  # beams copy what the encoder made of a side
+@pytest.mark.parametrize(("beams", "side"), [(1, "left"), (2, "right")])  # enough: beams copy the encoder's output
 @pytest.mark.parametrize("case", CASES)
 def test_a_sentence_is_translated_alike_alone_and_in_a_padded_batch(case, beams, side):
     needs_beams_of_two_vocabularies(case, beams)
@@ -178,9 +178,9 @@ def test_a_sentence_is_translated_alike_alone_and_in_a_padded_batch(case, beams,
 
 @pytest.mark.parametrize("case", SOME)
 def test_beam_search_scores_are_those_of_the_sentences_it_returns(case):
-    """Log-probabilities recomputed by teacher forcing over length^0.6, sentences of different lengths among them."""
+    """Scores are log-probabilities (from teacher forcing) over length^0.6. The sentences differ in length."""
     model = build(case)
-    end = int(generate(model)[0, 3])  # a token that is likely to come, and not at once
+    end = int(generate(model)[0, 3])  # a token that is likely, but not as the first one
     out = generate(
         model,
         num_beams=4,
@@ -244,7 +244,7 @@ def test_assisted_generation_changes_nothing_but_the_speed(case, helper):
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         options = {"assistant_model": assistant}
     more = {"return_dict_in_generate": True, "output_scores": True, "no_repeat_ngram_size": 0}
-    ending = {"eos_token_id": 2}  # prompt lookup asks for one; min_new_tokens keeps it away
+    ending = {"eos_token_id": 2}  # prompt lookup requires an end; min_new_tokens prevents it
     expected = generate(model, one(), **more, **ending)
     got = generate(model, one(), **more, **ending, **options)
     assert torch.equal(got.sequences, expected.sequences)
@@ -299,7 +299,7 @@ def test_generation_continues_from_the_cache_of_an_earlier_call(case):
     inputs = {
         **source(),
         "decoder_input_ids": first.sequences,
-        "decoder_attention_mask": torch.ones_like(first.sequences),  # as `generate` wants it from every model
+        "decoder_attention_mask": torch.ones_like(first.sequences),  # `generate` requires it for every model
         "past_key_values": first.past_key_values,
     }
     second = generate(model, inputs, **more, max_new_tokens=2, min_new_tokens=2)
@@ -316,7 +316,7 @@ def test_generation_continues_from_the_cache_of_an_earlier_call(case):
 @pytest.mark.parametrize(("beams", "use_cache"), [(1, False), (2, True)])
 @pytest.mark.parametrize("case", CASES)
 def test_shapes_of_what_generate_returns(case, beams, use_cache):
-    """Those that Hugging Face's own generation tests derive from the config; attentions are averaged over branches."""
+    """Hugging Face's own generation tests derive these shapes from the config. Attentions are means over branches."""
     needs_beams_of_two_vocabularies(case, beams)
     model = build(case, attn_implementation="eager")
     config = model.config
@@ -341,9 +341,9 @@ def test_shapes_of_what_generate_returns(case, beams, use_cache):
     if not use_cache:
         assert out.past_key_values is None
         return
-    # one slot a layer, with the heads of all branches, which the config tells as `num_key_value_heads`; a cell of the
-    # Evolved Transformer has more slots behind these
-    is_luna = getattr(config, "layer_form", "") == "luna"  # two keys a head, and of the source what is packed
+    # One slot per layer, with the heads of all branches (`num_key_value_heads` in the config). A cell of the Evolved
+    # Transformer has more slots after these.
+    is_luna = getattr(config, "layer_form", "") == "luna"  # it keeps two keys per head, and only the packed source
     kept = heads * (2 if is_luna else config.attention_branches)
     for asked in (decoder, decoder.get_text_config(decoder=True)):
         assert asked.num_hidden_layers == 3
@@ -376,7 +376,7 @@ def test_generation_compiles_without_a_graph_break_or_a_recompilation(case):
 
 
 def test_dropping_is_off_in_generation_and_training_mode_is_not_needed():
-    """A MAT that was trained with dropping generates what it would without."""
+    """A MAT with drop-branch in its config generates the same as a MAT without it."""
     model = build("mat-3", drop_branch=0.5)
     assert torch.equal(generate(model), generate(build("mat-3")))
     assert torch.equal(generate(model), generate(model))

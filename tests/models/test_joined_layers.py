@@ -1,7 +1,7 @@
-"""Attention residuals, hyper-connections and mHC: numbers found outside the package, how they start, what they cost.
+"""Attention residuals, hyper-connections and mHC: numbers computed outside the package, start of training, cost.
 
-That logits are the equations', and that generation, saving and back-ends are right, is tested with all other models
-(`model_cases.CASES`).
+The tests of all models (`model_cases.CASES`) compare logits with the equations, and check generation, saving and
+back-ends.
 """
 
 import pytest
@@ -48,7 +48,7 @@ def fill(join, **values):
             getattr(join, name).copy_(torch.tensor(value))
 
 
-# Numbers that were found outside the package
+# Numbers that were computed outside the package
 
 
 QUERIES = ((0.5, -0.5, 0.2), (-0.3, 0.4, 0.6), (0.2, 0.1, -0.7), (0.1, 0.3, 0.2))  # w_2, w_3, w_4 and the last
@@ -72,7 +72,7 @@ QUERIES = ((0.5, -0.5, 0.2), (-0.3, 0.4, 0.6), (0.2, 0.1, -0.7), (0.1, 0.3, 0.2)
     ids=["full", "blocks"],
 )
 def test_attention_over_depth_gives_the_numbers_found_elsewhere(block, weights, expected, monkeypatch):
-    """There without our factor, the number of sources; the norms behind it differ in their epsilon."""
+    """The numbers lack the package's factor, the number of sources. The norms after it have another epsilon."""
     model, seen = hand_made(residual="attention", attention_block=block, normalize_before=True), []
     for join, query in zip(joins_of(model.encoder), QUERIES, strict=True):
         fill(join, depth_query=query)
@@ -107,7 +107,7 @@ STREAMS = torch.tensor([[[[1, 2, -0.5], [1, -0.4, 0.2]]]], dtype=torch.float64)
 
 
 def streams_of(model, streams=None):
-    """The streams behind the encoder's layers, or behind the first layer's attention to given streams."""
+    """The streams after the encoder's layers. For given `streams`: after the self-attention of the first layer."""
     with torch.no_grad():
         if streams is not None:
             layer = model.encoder.layers[0]
@@ -168,7 +168,7 @@ def test_manifold_connections_give_the_numbers_found_elsewhere():
 
 @pytest.mark.parametrize(("iterations", "worst"), [(3, 0.2), (20, 2e-3)])
 def test_mixing_matrices_are_nearly_doubly_stochastic(iterations, worst):
-    """The axis that is summed over is exact, so that equal streams stay equal; the other one gets closer."""
+    """Columns add up to 1, so equal streams stay equal. Sums of rows come closer to 1 with more iterations."""
     matrices = sinkhorn(torch.randn(2000, 4, 4, generator=torch.Generator().manual_seed(0)), iterations)
     assert matrices.min() > 0
     assert (matrices.sum(-2) - 1).abs().max() < 3e-6
@@ -206,7 +206,7 @@ def test_gradients_are_those_of_the_equations(fields):
     ],
 )
 def test_new_parameters_are_as_many_as_the_formulas_say(fields, count):
-    """In the base model of 6 + 6 layers, so 30 sub-layers, and of width 512."""
+    """The base model has 6 + 6 layers, so 30 sub-layers, and width 512."""
     with torch.device("meta"):
         plain, model = (
             VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(normalize_before=True, **more))
@@ -220,7 +220,7 @@ def test_new_parameters_are_as_many_as_the_formulas_say(fields, count):
 
 @EVERY
 def test_a_new_model_computes_nearly_what_the_plain_stack_computes(fields):
-    """The random part of mHC is small; all others are the plain stack. Their hidden states are its hidden states."""
+    """mHC has a small random part. The other kinds equal the plain stack, also in their hidden states."""
     plain, model = new().eval(), new(**fields).eval()
     model.load_state_dict(plain.state_dict(), strict=False)
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_a_new_model_computes_nearly_what_the_plain_stack_computes(fields):
 @pytest.mark.parametrize("residual", ["hyper", "mhc"])
 @pytest.mark.parametrize("start", ["new", "from a base"])
 def test_streams_diverge_in_training(residual, start):
-    """Equal streams with equal gradients would stay equal for ever: sub-layers begin by reading different ones."""
+    """Equal streams with equal gradients would stay equal for ever. So sub-layers first read different streams."""
     model = new(residual=residual)
     if start == "from a base":
         model = VanillaTransformerForConditionalGeneration.from_base(new(), residual=residual)
@@ -307,7 +307,7 @@ def test_checkpointed_layers_have_the_same_gradients(case):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", ["hyper", "mhc"])
 def test_autocast_leaves_streams_alone(case, dtype):
-    """Half a precision's errors in a mixing matrix would multiply over a deep stack."""
+    """Errors of half precision in a mixing matrix would multiply over a deep stack."""
     join = build(f"vanilla-{case}").model.encoder.layers[0].joins["self_attn"]
     streams = torch.randn(2, 3, join.streams, 16)
     with torch.no_grad():
@@ -329,7 +329,7 @@ def test_autocast_leaves_sources_alone():
 
 
 def test_the_memory_of_attention_over_depth_grows_with_the_sources_and_not_with_their_square():
-    """What is kept for the backward pass at twice the depth is about twice as much: sources are not copied."""
+    """Twice the depth keeps about twice the memory for the backward pass, because sources are not copied."""
 
     def kept(layers):
         seen = {}
@@ -340,7 +340,7 @@ def test_the_memory_of_attention_over_depth_grows_with_the_sources_and_not_with_
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            loss = model(**pair((40, 40, 40), (2, 2, 2))).loss  # alive, so that no address is used twice
+            loss = model(**pair((40, 40, 40), (2, 2, 2))).loss  # kept alive, so that no address is reused
         return sum(seen.values()) if loss.isfinite() else 0
 
     at_4, at_8, at_16 = kept(4), kept(8), kept(16)
@@ -348,7 +348,7 @@ def test_the_memory_of_attention_over_depth_grows_with_the_sources_and_not_with_
 
 
 def test_layers_take_a_state_by_position():
-    """As reentrant checkpointing needs; the first layer begins one."""
+    """Reentrant checkpointing needs this. The first layer makes the state."""
     model = build("vanilla-attention")
     layer = model.model.encoder.layers[0]
     assert isinstance(layer, AttentionResidualEncoderLayer)
@@ -368,7 +368,7 @@ def test_sub_layers_start_on_streams_in_turn():
 
 
 def test_generation_without_the_source_in_the_decoder_runs():
-    """A decoder whose layers have no source to attend to skips that joint, and its query."""
+    """Without a source, a decoder skips the attention to the source, its joint and its query."""
     for case in ("vanilla-attention", "vanilla-hyper", "vanilla-mhc"):
         decoder = build(case).model.decoder
         with torch.no_grad():

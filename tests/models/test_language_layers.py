@@ -1,6 +1,6 @@
-"""Norms and a matrix that each language has for itself (Zhang et al. 2020, LALN and LALT).
+"""Norms and a matrix for each language (Zhang et al. 2020, LALN and LALT).
 
-That logits, generation, saving and back-ends are right with one language is tested with all other models.
+The tests of all models check logits, generation, saving and back-ends with one language.
 """
 
 import pytest
@@ -22,7 +22,7 @@ LANGUAGES = torch.tensor([2, 0, 2])
 
 
 def three(case, **fields):
-    """A model of three languages, the second of which no sentence of `LANGUAGES` has."""
+    """A model of three languages. No sentence in `LANGUAGES` has the second language."""
     return build(case, num_posteriors=3, **fields)
 
 
@@ -57,7 +57,7 @@ def test_a_language_that_changes_nothing_is_the_plain_model():
 
 
 def test_each_language_has_a_matrix_and_the_norms_of_all_layers():
-    """N D^2 and 2 (N - 1) D for each norm more; in the paper 100 languages are 26.2 M and 2.4 M (merged attention)."""
+    """N D^2 more, and 2 (N - 1) D for each norm. The paper's 100 languages add 26.2 M and 2.4 M (merged attention)."""
     norms = 2 * 2 + 3 * 3
     assert new_vanilla(language_aware=True, num_posteriors=3).num_parameters() - new_vanilla().num_parameters() == (
         3 * 16 * 16 + 2 * norms * 2 * 16

@@ -25,7 +25,7 @@ POSTERIORS = torch.tensor([1, 0, 2])
 
 
 def latent(used=(), **fields):
-    """A scrambled model in evaluation; `used` gives one pattern for each stack, or several, one for each posterior."""
+    """A scrambled model in evaluation mode. For each stack, `used` has one pattern, or one for each posterior."""
     fields = {**SIZES, "inference_selection": "hard", **fields}
     model = scramble(LatentDepthForConditionalGeneration(LatentDepthConfig(**fields))).eval()
     for stack, patterns in zip(("encoder", "decoder"), used, strict=False):
@@ -41,7 +41,7 @@ def latent(used=(), **fields):
 
 
 def three(**fields):
-    """A model of three posteriors; the decoder's first layer is used by one of them, its last by none."""
+    """A model of three posteriors. One of them uses the decoder's first layer, and none uses its last layer."""
     return latent((["11", "01", "10"], ["010", "110", "010"]), num_posteriors=3, **fields)
 
 
@@ -66,7 +66,7 @@ def calls(model):
 
 @pytest.mark.parametrize(("used", "selection"), WAYS.values(), ids=WAYS)
 def test_evaluation_is_the_equations_and_the_same_every_time(used, selection):
-    """V7, first half."""
+    """Logits and loss do not change between calls."""
     model = latent(used, inference_selection=selection).double()
     batch = pair((4, 3), (3, 2))
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_each_sentence_is_computed_by_its_own_posterior(selection):
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize(("used", "selection"), WAYS.values(), ids=WAYS)
 def test_generation_is_the_same_with_every_cache_and_every_time(used, selection, beams, cache):
-    """V7, second half."""
+    """Translations do not change between calls or caches."""
     model = latent(used, inference_selection=selection)
     more = {"num_beams": beams, "return_dict_in_generate": True, "output_logits": True}
     expected, again, got = generate(model, **more), generate(model, **more), generate(model, **more, **cache)
@@ -115,7 +115,7 @@ def test_generation_is_the_same_with_every_cache_and_every_time(used, selection,
 @pytest.mark.parametrize("beams", [1, 3])
 @SOFT
 def test_languages_are_translated_alike_together_and_alone(selection, beams):
-    """Posteriors go through `generate`, to the encoder and, once for each beam, to the decoder."""
+    """`generate` passes the posteriors to the encoder and, repeated for each beam, to the decoder."""
     model = three(inference_selection=selection)
     more = {"num_beams": beams, "return_dict_in_generate": True, "output_logits": True}
     together = generate(model, {**source(), "posteriors": POSTERIORS}, **more)
@@ -149,7 +149,7 @@ def test_unused_layers_are_not_computed(used):
         if digit == "1":
             assert own.layers[index].keys.shape == (3, heads, NEW, 16 // heads)
             assert cross.layers[index].keys.shape == (3, heads, 7, 16 // heads)
-        elif index == 0:  # lengths are read off the first layer's slot
+        elif index == 0:  # the first layer's slot gives the length
             assert own.layers[0].keys.shape == (3, 1, NEW, 1)
         else:
             assert index >= len(own.layers) or not own.layers[index].is_initialized
@@ -168,7 +168,7 @@ def test_a_layer_is_computed_where_one_sentence_of_the_batch_uses_it():
 
 
 def test_training_computes_every_layer():
-    """Also those that a hard sample skips, as their logits learn from what they would have added."""
+    """Also layers that a hard sample skips: their logits learn from the output that they would have added."""
     model = latent(("00", "000"), soft_selection_steps=0).train()
     model.training_step = 1
     counts = calls(model)

@@ -1,4 +1,4 @@
-"""The masked language model of latent depth: its equations, its loss, and what Transformers asks of it."""
+"""The masked language model of latent depth: its equations, its loss, and what Transformers requires of it."""
 
 import math
 
@@ -17,7 +17,7 @@ def masked_lm(**fields):
 
 
 def batch(lengths=(7, 4, 5)):
-    """Tokens, of which every third is to be predicted."""
+    """A batch of tokens. Every third token is masked and has to be predicted."""
     ids, mask = tokens(lengths)
     labels = torch.where((torch.arange(ids.shape[1]) % 3 == 1) & (mask == 1), ids, -100)
     return {"input_ids": ids.masked_fill(labels != -100, 3), "attention_mask": mask, "labels": labels}

@@ -1,4 +1,4 @@
-"""Latent depth, the model in training: the equations with a given z, every term of the loss, and its scale."""
+"""Latent depth in training: the equations for a given z, and every term of the loss with its scale."""
 
 import copy
 
@@ -54,7 +54,7 @@ def naive_z(model, weights, posterior):
 
 @EVERY
 def test_training_is_the_equations_and_so_are_its_gradients(fields):
-    """Eq. 2 and 5 for three sentences of two posteriors, with every parameter's gradient, the logits' among them."""
+    """Eq. 2 and 5 for three sentences of two posteriors, with every parameter's gradient, also of the layer logits."""
     model = latent(**fields, encoder_layers=2, decoder_layers=2, num_posteriors=2)
     batch, posteriors = pair((4, 3, 2), (3, 2, 3)), torch.tensor([1, 0, 1])
     got = model(**batch, posteriors=posteriors).logits
@@ -68,7 +68,7 @@ def test_training_is_the_equations_and_so_are_its_gradients(fields):
 
 @EVERY
 def test_selecting_everything_is_the_vanilla_transformer(fields):
-    """V6: z = 1 everywhere; in evaluation, and in training with hard samples of a posterior that is certain."""
+    """With z = 1 everywhere, in evaluation, and in training (hard samples, certain posterior)."""
     model = latent(**{**fields, "soft_selection_steps": 0})
     for selection in model.layer_selections.values():
         torch.nn.init.constant_(selection.layer_logits, 60.0)
@@ -92,7 +92,7 @@ def test_selecting_everything_is_the_vanilla_transformer(fields):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_skipping_a_layer_is_the_model_without_it(stack, training):
-    """V6: z = 0 for one layer."""
+    """With z = 0 for one layer."""
     layers = {"encoder": SIZES["encoder_layers"], "decoder": SIZES["decoder_layers"]}
     for removed in range(layers[stack]):
         model = latent(soft_selection_steps=0)
@@ -241,7 +241,7 @@ def test_logs_are_means_since_the_last_call():
 
 
 def test_training_in_half_precision_keeps_the_penalties():
-    """Under autocast, and with bfloat16 weights: z and KL are computed in float32."""
+    """z and KL are computed in float32, under autocast and with bfloat16 weights."""
     model = latent(kl_anneal_steps=0, kl_weight=1.0).float()
     torch.manual_seed(0)
     plain = model(**pair()).loss

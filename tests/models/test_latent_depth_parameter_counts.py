@@ -1,4 +1,4 @@
-"""Parameter counts of the latent-depth paper's rows beside a closed form, and of its masked language models."""
+"""Parameter counts of the latent-depth paper: its rows against a closed form, and its masked language models."""
 
 import pytest
 from parameter_counts import rows_of
@@ -8,7 +8,7 @@ TRANSLATION = [row for row in ROWS if row.task == "translation"]
 
 
 def closed_form(config):
-    """Two embeddings and layers; final norms, a logit for each latent layer and posterior, and dense connections."""
+    """Two embedding tables, layers and final norms, and a logit for each latent layer and posterior, or DLCL."""
     d, h = config.d_model, config.encoder_ffn_dim
     attention, feed_forward, norm = 4 * d * d + 4 * d, 2 * d * h + h + d, 2 * d
     norm = norm if getattr(config, "layer_norms", True) else 0
@@ -20,7 +20,7 @@ def closed_form(config):
         total += config.num_posteriors * sum(
             depth for depth, is_latent in zip(depths, latent, strict=True) if is_latent
         )
-    elif config.layer_aggregation == "dlcl":  # weights of all earlier outputs, and a norm on each layer's
+    elif config.layer_aggregation == "dlcl":  # weights of all earlier outputs, and a norm for each layer
         total += sum(layers * norm + (layers + 1) ** 2 for layers in depths)
     return total
 
@@ -31,7 +31,7 @@ def test_translation_models_have_as_many_parameters_as_their_closed_form(row):
 
 
 def test_the_step_of_table_1_shows_the_width():
-    """12 + 12 layers more cost 63.09 million: D 512 and F 1024, and not the base model's 2048."""
+    """12 more layers in each stack cost 63.09 million: so D is 512 and F is 1024, not the base model's 2048."""
     sizes = {row.name: row.parameters for row in TRANSLATION if row.table == "1"}
     assert (sizes["LL-Both 48/48"] - sizes["LL-Both 36/36"]) / 1e6 == pytest.approx(63.09, abs=0.005)
 

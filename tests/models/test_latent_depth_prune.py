@@ -1,4 +1,4 @@
-"""Pruning: a plain model that computes what the latent-depth model computes, by one of its posteriors."""
+"""Pruning makes a plain model that computes what the latent-depth model computes with one of its posteriors."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ from hf_deepwide.prune import kept_layers
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "prune_latent_depth.py"
 LANGUAGES = ["de", "fr", "cs"]
-CHOSEN = {  # of 2 and 3 layers
+CHOSEN = {  # the layers that each posterior selects, of 2 encoder layers and 3 decoder layers
     "encoder": [[0, 1], [1], [0]],
     "decoder": [[1], [0, 2], [0, 1, 2]],
 }
@@ -40,7 +40,7 @@ VARIANTS = {
 
 
 def latent(**fields):
-    """A scrambled model of three languages that chooses as in `CHOSEN`, in evaluation."""
+    """A scrambled model of three languages, in evaluation mode, that selects the layers in `CHOSEN`."""
     fields = {"num_posteriors": 3, "posterior_names": LANGUAGES, "inference_selection": "hard", **fields}
     model = scramble(LatentDepthForConditionalGeneration(LatentDepthConfig(**{**SIZES, **fields}))).eval().double()
     for stack, selection in model.layer_selections.items():
@@ -89,7 +89,7 @@ def test_the_result_computes_what_the_model_does(fields, language, selection):
     translations = model.generate(**inputs, posteriors=torch.tensor([index] * 3))
     assert torch.equal(pruned.generate(**inputs), translations)
     assert pruned.generation_config.num_beams == 2
-    for name, tensor in model.state_dict().items():  # untouched, and no memory in common
+    for name, tensor in model.state_dict().items():  # the model is unchanged, and shares no memory with the result
         assert torch.equal(tensor, before[name])
     for parameter in pruned.parameters():
         with torch.no_grad():

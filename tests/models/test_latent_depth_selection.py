@@ -1,4 +1,4 @@
-"""Latent depth, its parts: samples, priors and loss terms against the specification's numbers and naive arithmetic."""
+"""Parts of latent depth: samples, priors and loss terms against numbers worked out by hand and naive arithmetic."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def selection_of(logits=LOGITS, stack="decoder", **fields):
 
 
 def test_samples_worked_out_by_hand():
-    """V1 of the parity plan."""
+    """The expected numbers were computed without this library, as in the other tests by hand."""
     logits, noise = double([0.0, 1.0, -1.0]), double([0.5, -1.2, 0.2])
     soft = sample_selection(logits, noise, 5.0)
     assert soft.tolist() == pytest.approx([0.524979, 0.490001, 0.460085], abs=1e-6)
@@ -52,7 +52,7 @@ def test_samples_worked_out_by_hand():
 
 
 def test_the_two_way_softmax_of_eq_5_is_the_sigmoid():
-    """V2, for 200 random alpha(0), alpha(1), eps(0), eps(1) and temperatures."""
+    """For 200 random alpha(0), alpha(1), eps(0), eps(1) and temperatures."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         a0, a1, e0, e1 = (3 * torch.randn(4, generator=generator, dtype=torch.float64)).tolist()
@@ -64,7 +64,7 @@ def test_the_two_way_softmax_of_eq_5_is_the_sigmoid():
 
 @pytest.mark.parametrize("temperature", [0.5, 5.0])
 def test_hard_samples_have_the_gradient_of_soft_ones(temperature):
-    """V8: values 0 and 1 exactly; the gradient is sigma'(s) / tau with s = (a + noise) / tau."""
+    """Values are 0 and 1 exactly; the gradient is sigma'(s) / tau with s = (a + noise) / tau."""
     logits = double(LOGITS).requires_grad_()
     noise = gumbel_difference(logits)
     z = sample_selection(logits, noise, temperature, hard=True)
@@ -80,7 +80,7 @@ def test_hard_samples_have_the_gradient_of_soft_ones(temperature):
 
 @pytest.mark.parametrize("temperature", [0.3, 5.0])
 def test_hard_samples_select_with_probability_q_whatever_the_temperature(temperature):
-    """V9, and R4 of the specification: soft samples at tau 5 and a = 0 have the standard deviation 0.087."""
+    """Soft samples at tau 5 and a = 0 have the standard deviation 0.087."""
     torch.manual_seed(0)
     logits = torch.tensor([-2.0, -0.5, 0.0, 1.0, 3.0]).expand(10_000, 5)
     noise = gumbel_difference(logits)
@@ -92,7 +92,7 @@ def test_hard_samples_select_with_probability_q_whatever_the_temperature(tempera
 
 
 def test_noise_is_the_difference_of_two_gumbel_variables():
-    """Logistic: its distribution function is the sigmoid."""
+    """The difference is logistic: its distribution function is the sigmoid."""
     torch.manual_seed(1)
     noise = gumbel_difference(torch.zeros(20_000))
     for x in (-3.0, -1.0, 0.0, 0.7, 2.0):
@@ -106,14 +106,13 @@ def test_noise_is_the_difference_of_two_gumbel_variables():
     ("q", "p", "expected"), [(sigmoid(1), 0.5, 0.110944), (0.9, 0.6, 0.226289), (0.2, 0.6, 0.334795)]
 )
 def test_analytic_divergences_worked_out_by_hand(q, p, expected):
-    """V4."""
     logit = double([[math.log(q / (1 - q))]])
     got = bernoulli_kl(logit, *log_prior(logit, "beta", p, 1 - p))
     assert got.item() == pytest.approx(expected, abs=1e-6)
 
 
 def beta(prior, **fields):
-    """The fields of a Beta prior, which no other prior takes."""
+    """The config fields of a prior. Only a Beta prior accepts `fields`."""
     return {"layer_prior": prior, **(fields if prior == "beta" else {})}
 
 
@@ -126,7 +125,7 @@ def naive_prior(prior, layer, a=1.0, b=1.0):
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("prior", ["uniform", "beta", "aggregated"])
 def test_divergence_and_its_gradient_against_naive_arithmetic(prior, reduction):
-    """Eq. 4 and 7, over layers and posteriors one by one; the aggregated posterior is a constant."""
+    """Eq. 4 and 7, one layer and posterior at a time. No gradient passes through the aggregated posterior."""
     selection = selection_of(**beta(prior, prior_select=3.0, prior_skip=2.0), kl_reduction=reduction)
     total, gradient = 0.0, []
     for row in LOGITS:
@@ -195,7 +194,7 @@ def test_the_released_divergence_is_finite_where_all_layers_are_skipped():
 
 
 def test_target_depth_worked_out_by_hand():
-    """V5: 24 layers, one language that uses all and one that uses none; the sharing term is 24 * ln(2) / 2."""
+    """24 layers, one language that uses all and one that uses none; the sharing term is 24 * ln(2) / 2."""
     utilization = torch.stack([torch.ones(24), torch.zeros(24)]).mean(0)
     assert target_depth_error(utilization, 12).item() == 0
     assert sharing_error(utilization).item() == pytest.approx(8.3178, abs=1e-4)
@@ -219,7 +218,7 @@ def test_the_sharing_term_has_a_gradient_where_no_language_uses_a_layer():
 
 
 def test_annealing_starts_from_zero_and_is_never_negative():
-    """R8: beta * clip((t - t0) / anneal, 0, 1): V3's numbers, and 0 at t < 500, where the released code is below."""
+    """R8: beta * clip((t - t0) / anneal, 0, 1). V3's numbers; 0 at t < 500, where the released code is negative."""
     config = LatentDepthConfig(kl_weight=0.1, soft_selection_steps=500, kl_anneal_steps=5000)
     full = 0.0346574
     at = {step: full * config.kl_annealing_at(step) for step in (0, 250, 500, 3000, 5500, 99999)}
@@ -252,7 +251,7 @@ def test_temperature_and_hard_selection_follow_the_steps():
         assert [gate.item() for gate in gates] == pytest.approx(expected, rel=1e-9)
 
 
-# What is done with each layer
+# The selection of each layer in a forward pass
 
 
 def test_one_sample_a_posterior_and_forward_pass():
@@ -267,7 +266,7 @@ def test_one_sample_a_posterior_and_forward_pass():
 
 
 def test_evaluation_is_the_same_every_time_and_skips_what_no_sentence_uses():
-    """LOGITS select layers 0, 2, 3 (0 is a tie), 1, 2 and 0, 1, 3."""
+    """The rows of LOGITS select layers 0, 2, 3 (a logit of 0 selects the layer), then 1, 2, then 0, 1, 3."""
     selection = selection_of(inference_selection="hard").eval()
     assert selection.chosen.tolist() == [
         [True, False, True, True],
@@ -311,7 +310,7 @@ def test_evaluation_is_by_default_what_training_ends_with(fields, selection, tmp
 
 
 def test_soft_samples_are_evaluated_about_their_mean():
-    """At tau 5 z is near 1/2 whatever the sign of a logit, and so is z in evaluation: no layer is in or out."""
+    """At tau 5 z is near 1/2 whatever the sign of a logit. So is z in evaluation: no layer is fully in or out."""
     selection = selection_of([[0.4, -0.4, -2.0]])
     torch.manual_seed(0)
     samples = torch.stack([torch.stack(selection.train()(None, 1)) for _ in range(4000)])
@@ -343,7 +342,7 @@ def test_missing_or_misshapen_posteriors_are_explained():
     for wrong, word in (([0, 1], "list"), ("de", "str"), (torch.tensor([0.0, 1.0]), "float32")):
         with pytest.raises(ValueError, match=rf"LongTensor.*{word}"):
             selection(wrong, 2)
-    for wrong in (-1, 3):  # the first would be the last posterior
+    for wrong in (-1, 3):  # as an index, -1 would be the last posterior
         with pytest.raises(ValueError, match=rf"from 0 to 2, got .*{wrong}"):
             selection(torch.tensor([1, wrong]), 2)
 

@@ -1,6 +1,6 @@
 """Networks that combine the layers of a stack: iterative, hierarchical, and by EM routing.
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+Logits, generation, saving and back-ends are tested together with all other models (`model_cases.CASES`).
 """
 
 import pytest
@@ -12,11 +12,11 @@ from hf_deepwide import VanillaTransformerConfig, VanillaTransformerForCondition
 from hf_deepwide.errors import UserError
 from hf_deepwide.models.layer_aggregation import EMRouting
 
-D, ENCODER, DECODER = 16, 24, 20  # the widths in SIZES; 2 layers and 3
+D, ENCODER, DECODER = 16, 24, 20  # the widths in SIZES; the encoder has 2 layers, the decoder 3
 
 
 def network(inputs, width, d=D):
-    """Parameters of two projections with biases, of so many vectors."""
+    """The parameters of two projections with biases. The first projection reads `inputs` vectors."""
     return (inputs * d + 1) * width + (width + 1) * d
 
 
@@ -59,7 +59,7 @@ def test_six_layers_have_as_many_parameters_more_as_the_papers_print(how, printe
 
 
 def silence(model):
-    """Let all networks of the nodes give 0."""
+    """Make the networks of all nodes return 0."""
     for name, parameter in model.named_parameters():
         if ".network.fc2." in name:
             nn.init.zeros_(parameter)
@@ -131,7 +131,7 @@ def test_a_vote_that_disagrees_counts_less():
 
 
 def test_a_capsule_that_receives_nothing_is_finite():
-    """The layers agree in the first capsule's many features, and scatter in the second's."""
+    """The layers agree in the many features of the first capsule. In the second capsule their votes are random."""
     config = VanillaTransformerConfig(**{**SIZES, "d_model": 512}, layer_aggregation="em_routing", routing_capsules=2)
     routing = EMRouting(config, 3, 8)
     torch.manual_seed(0)

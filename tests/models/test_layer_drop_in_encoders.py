@@ -52,7 +52,7 @@ def test_training_skips_layers(cls, config, fields, monkeypatch):
 
 
 def test_families_without_layer_drop_do_not_skip():
-    """A config keeps unknown keys, which then mean nothing."""
+    """A config keeps unknown keys, but they have no effect."""
     model = build("mat-3", layer_drop=0.99).train()
     assert not any(model.model.encoder.draw_skipped(None))
 

@@ -1,6 +1,6 @@
-"""DenseFormer and the Runge-Kutta encoder: numbers that were found outside the package, and how training starts.
+"""DenseFormer and the Runge-Kutta encoder: numbers computed without this package, and how training starts.
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+Logits, generation, saving and back-ends are tested together with all other models (`model_cases.CASES`).
 """
 
 import copy
@@ -135,7 +135,7 @@ def test_every_new_parameter_has_a_gradient_and_training_lowers_the_loss(case):
     check_learning(model, check_gradients)
 
 
-# In the machinery
+# Checkpointing, LayerDrop, autocast and logs
 
 
 @pytest.mark.parametrize("options", [{"use_reentrant": False}, {"use_reentrant": True}])
@@ -145,7 +145,7 @@ def test_checkpointed_layers_have_the_same_gradients(case, options):
 
 
 def test_a_pass_that_skips_all_layers_gives_the_gate_a_gradient(monkeypatch):
-    """Which DistributedDataParallel waits for."""
+    """DistributedDataParallel waits for this gradient."""
     model = build("vanilla-rk2", layer_drop=0.5).train()
     monkeypatch.setattr(torch, "rand", lambda n, device: torch.zeros(n))
     model(**pair()).loss.backward()
@@ -234,6 +234,6 @@ def test_rk2_starts_from_a_base_with_a_warning(caplog):
 
 @pytest.mark.parametrize("case", CASES)
 def test_refuses_a_joined_model_as_base(case):
-    """Of its weights a plain Transformer would make another function."""
+    """A plain Transformer with the weights of this model would compute another function."""
     with pytest.raises(UserError, match=r"cannot start from .*`(layer_aggregation|encoder_solver)` is "):
         MATForConditionalGeneration.from_base(build(case))

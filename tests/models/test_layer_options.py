@@ -1,6 +1,6 @@
-"""What holds of each way to build the layers of a vanilla Transformer, whatever its equations are.
+"""Tests of every way to build the layers of a vanilla Transformer, whatever its equations are.
 
-What is particular to one of them is in the file of its name.
+Tests of one particular way are in the file with its name.
 """
 
 import pytest
@@ -22,7 +22,7 @@ CASES = [
     *("vanilla-weighted", "vanilla-weighted-prenorm"),
     *("vanilla-dynamic", "vanilla-dynamic-prenorm"),
 ]
-LUNA = ["vanilla-luna", "vanilla-luna-prenorm"]  # like the next, decoded by Transformers' caches alone
+LUNA = ["vanilla-luna", "vanilla-luna-prenorm"]  # like the evolved model, decoded with Transformers' caches only
 CELLS = {"encoder_layers": 1, "decoder_layers": 2}
 EVOLVED = [{}, {"decoder_attention_heads": 8, "encoder_ffn_dim": 9, "attention_bias": False}]
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.2}
@@ -31,7 +31,7 @@ MERGED_BRANCHES = ("vanilla-merged-prenorm", {"drop_branch": 0.5}, None)
 
 @pytest.mark.parametrize("fields", EVOLVED, ids=str)
 def test_evolved_cells_compute_their_equations(fields):
-    """Of more positions than the widest filter reads."""
+    """The sentences have more positions than the widest filter reads."""
     model = build("vanilla-evolved", attn_implementation="sdpa", **CELLS, **fields).double().train()
     batch = pair((11, 3), (14, 2))
     weights, got = leaves(model), model(**batch).logits
@@ -43,7 +43,7 @@ def test_evolved_cells_compute_their_equations(fields):
     ("case", "more", "options"),
     [
         *((case, DROPPING, None) for case in (*CASES, *LUNA, "vanilla-evolved")),
-        *((case, DROPPING, {"use_reentrant": True}) for case in LUNA),  # the state travels by position
+        *((case, DROPPING, {"use_reentrant": True}) for case in LUNA),  # the state is a positional argument here
         MERGED_BRANCHES,
     ],
     ids=str,
@@ -54,7 +54,7 @@ def test_checkpointing_and_layer_drop_keep_every_gradient(case, more, options):
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_ordinary_cache_goes_on_where_the_fast_decoder_ends(case):
-    model = build(case).double()  # so that rounding is no difference
+    model = build(case).double()  # so that rounding makes no difference
     fast = model.generate(**source(), max_new_tokens=9, return_dict_in_generate=True)
     ids, cache = fast.sequences, fast.past_key_values
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_beams_are_those_of_the_ordinary_decoder(case):
     assert torch.equal(model.generate(**source(), **fields), model.generate(**source(), **fields, use_cache=False))
 
 
-DOORS = {  # a field that changes what layers are, its value, and what CTranslate2 is told
+DOORS = {  # a field that changes the layers, its value, and the error of the export to CTranslate2
     "vanilla-weighted": ("layer_form", "weighted", "`layer_form` is 'weighted'"),
     "vanilla-luna": ("layer_form", "luna", "`layer_form` is 'luna'"),
     "vanilla-dynamic": ("layer_form", "dynamic_convolution", "`layer_form` is 'dynamic_convolution'"),

@@ -1,4 +1,4 @@
-"""Checkpoints whose config, weights, or other files are not what they should be: one line before anything is done."""
+"""Checkpoints with a wrong config, weights, or other files are refused in one line, before anything is done."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def workspace(tmp_path_factory):
 
 
 class Checkpoint:
-    """A copy of a tiny checkpoint, to be spoilt."""
+    """A copy of a tiny checkpoint, which a test damages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Checkpoint:
         save_file(tensors, file, {"format": "pt"})
 
     def sharded(self, file: str = "model-1.safetensors", **fields: object) -> None:
-        """The weights under another name, and an index that names that file."""
+        """Replace the weights by an index that names `file`. A safetensors `file` holds the weights."""
         path = self.folder / "model.safetensors"
         if (target := self.folder / file).suffix == ".safetensors" and not Path(file).is_absolute():
             path.rename(target)
@@ -103,7 +103,7 @@ def untied(name: str):
 
 
 def split(tensors):
-    """Embeddings under the names of a model that shares none."""
+    """Give the embeddings the names that a model with separate embeddings has."""
     shared = tensors.pop(SHARED)
     tensors["model.encoder.embed_tokens.weight"], tensors["model.decoder.embed_tokens.weight"] = shared, shared + 1
 
@@ -168,7 +168,7 @@ def test_a_masked_language_model_is_no_translation_model(workspace, tmp_path):
 
 
 def test_what_older_checkpoints_hold_beside_weights_is_accepted(tmp_path):
-    """A version number, and sinusoids, in files that fairseq's models were converted to."""
+    """Files converted from fairseq's models also hold version numbers and sinusoids."""
     sizes = {name: value for name, value in SIZES.items() if name != "max_position_embeddings"}
     M2M100ForConditionalGeneration(M2M100Config(vocab_size=20, **sizes)).save_pretrained(tmp_path)
     at = Checkpoint(tmp_path)
@@ -180,7 +180,7 @@ def test_what_older_checkpoints_hold_beside_weights_is_accepted(tmp_path):
     assert model.lm_head.weight is model.model.shared.weight
 
 
-# what an index, a config, or an adapter names
+# files and programs that an index, a config, or an adapter names
 
 
 def leads_out(at):
@@ -302,7 +302,7 @@ HUGE = {
 @pytest.mark.parametrize("name", HUGE)
 def test_a_config_that_asks_for_far_more_than_the_file_has_takes_no_memory(name, checkpoint, monkeypatch):
     checkpoint.config(**HUGE[name])
-    monkeypatch.setattr(AutoModelForSeq2SeqLM, "from_pretrained", None)  # is not reached
+    monkeypatch.setattr(AutoModelForSeq2SeqLM, "from_pretrained", None)  # is not called
     refused(checkpoint.load)
     refused(lambda: MATForConditionalGeneration.from_base(checkpoint.folder), "cannot start from")
 
@@ -417,7 +417,7 @@ def test_tokenizers_are_checked(name, checkpoint):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """No connection leads anywhere; holds the seconds that were waited for nothing."""
+    """Make every connection fail, and `time.sleep` return at once. The list holds the seconds of each sleep."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("Name or service not known")
@@ -437,7 +437,7 @@ def test_without_the_hub_an_unknown_name_is_refused_soon(load, pauses):
 
 
 def test_without_the_hub_a_cached_model_is_loaded_soon(checkpoint, pauses, tmp_path, monkeypatch):
-    """A copy that the cache was given whole: nothing in it says which files the repository does not have."""
+    """The cache holds a plain copy of the files: nothing in it records which files the repository does not have."""
     place = tmp_path / "cache" / "models--some--model"
     shutil.copytree(checkpoint.folder, place / "snapshots" / "abc")
     (place / "refs").mkdir()
@@ -448,7 +448,7 @@ def test_without_the_hub_a_cached_model_is_loaded_soon(checkpoint, pauses, tmp_p
 
 
 def test_a_cached_pickle_is_named(checkpoint, pauses, tmp_path, monkeypatch):
-    """Transformers makes safetensors of it by the Hub alone, and advises to read the pickle."""
+    """Transformers converts a pickle to safetensors only on the Hub, and advises to read the pickle."""
     place = tmp_path / "cache" / "models--some--model"
     shutil.copytree(checkpoint.folder, place / "snapshots" / "abc")
     (place / "snapshots" / "abc" / "model.safetensors").rename(place / "snapshots" / "abc" / "pytorch_model.bin")
@@ -465,7 +465,7 @@ def test_an_unfinished_run_is_no_model(tmp_path):
 
 
 def test_a_model_for_another_task_is_named(tmp_path):
-    """In one line, without Transformers' list of all classes that would do."""
+    """The error has one line, without Transformers' list of all suitable classes."""
     config = MATRobertaConfig(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8)
     MATRobertaForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(UserError) as error:
@@ -476,7 +476,7 @@ def test_a_model_for_another_task_is_named(tmp_path):
 
 
 def test_threads_load_at_the_same_time(tmp_path):
-    """Transformers itself loses tied weights, and says that they are missing."""
+    """In threads, Transformers itself loses tied weights, and reports them as missing."""
     cases = ("vanilla", "latent-both")
     for case in cases:
         build(case).save_pretrained(tmp_path / case)

@@ -1,4 +1,4 @@
-"""The loss of the translation models, against formulas written out: smoothing, counting, and doing without logits."""
+"""The loss of the translation models, against formulas written out: smoothing, counting, and skipping the logits."""
 
 import math
 
@@ -12,7 +12,7 @@ from hf_deepwide.models.loss import cross_entropy, linear_cross_entropy
 
 
 def naive_loss(logits, labels, eps):
-    """Sum over real tokens of (1 - eps) * -log p(y) + eps/V * sum_v -log p(v), and their number."""
+    """Sum over real tokens of (1 - eps) * -log p(y) + eps/V * sum_v -log p(v), and the number of real tokens."""
     total, count = 0.0, 0
     for row, ys in zip(logits.double().tolist(), labels.tolist(), strict=True):
         for scores, y in zip(row, ys, strict=True):
@@ -50,7 +50,7 @@ def test_loss_is_the_smoothed_mean_over_real_target_tokens(case, eps):
 @pytest.mark.parametrize("skip_logits", [False, True])
 @pytest.mark.parametrize("count", [100, torch.tensor(100)], ids=["int", "tensor"])
 def test_the_sum_is_divided_by_num_items_in_batch_when_given(count, skip_logits):
-    """So that accumulation steps and devices add up to the loss of one large batch."""
+    """The losses of accumulation steps and devices then add up to the loss of one large batch."""
     model, batch = build("mat-3"), pair()
     with torch.no_grad():
         mean = model(**batch, skip_logits=skip_logits).loss
@@ -64,7 +64,7 @@ def test_the_sum_is_divided_by_num_items_in_batch_when_given(count, skip_logits)
 
 @pytest.mark.parametrize(("case", "chunk"), [*((case, 4) for case in CASES), ("vanilla", 512), ("mat-2-prenorm", 512)])
 def test_skipping_the_logits_changes_neither_loss_nor_gradients(case, chunk, monkeypatch):
-    """Over several chunks, the last one not full; in one chunk of a head without and with a bias."""
+    """With several chunks, the last one not full; and with one chunk, for a head without and with a bias."""
     monkeypatch.setattr(loss_module, "CHUNK", chunk)
     results = []
     for skip_logits in (False, True):
@@ -79,7 +79,7 @@ def test_skipping_the_logits_changes_neither_loss_nor_gradients(case, chunk, mon
 @pytest.mark.parametrize("frozen", ["head", "body"])
 @pytest.mark.parametrize("case", ["vanilla", "mat-2-prenorm"])
 def test_what_is_frozen_gets_no_gradient_and_the_rest_gets_its_own(case, frozen):
-    """As with adapters, whose base is frozen; a head without and with a bias."""
+    """With adapters, for example, the base is frozen. The two cases have a head without and with a bias."""
     results = []
     for skip_logits in (False, True):
         model = build(case, tie_word_embeddings=False).double().train()
@@ -109,7 +109,7 @@ def test_a_loss_without_gradients_computes_none(monkeypatch):
 
 
 def test_a_gpu_takes_the_logits_in_few_chunks():
-    """A chunk is two dozen launches, whatever its size; on a CPU it stays near the cache."""
+    """On a GPU a chunk costs two dozen launches, whatever its size. On a CPU a small chunk stays near the cache."""
     assert loss_module.chunk_size(torch.device("cpu"), 32_000) == loss_module.CHUNK
     assert loss_module.chunk_size(torch.device("cuda"), 32_000) == 2097
     assert loss_module.chunk_size(torch.device("cuda"), 10**6) == loss_module.CHUNK
@@ -117,7 +117,7 @@ def test_a_gpu_takes_the_logits_in_few_chunks():
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_skipping_the_logits_under_autocast_is_as_exact_as_keeping_them(bias):
-    """bfloat16 on both ways: both stay near float32, and the chunked way no farther than twice the other."""
+    """Both ways use bfloat16 and stay near float32. The chunked way has at most twice the error of the other way."""
     torch.manual_seed(0)
     head = nn.Linear(32, 200, bias=bias)
     states, labels = torch.randn(4, 30, 32), torch.randint(200, (4, 30))
@@ -156,7 +156,7 @@ def test_gradients_of_the_chunked_loss_are_those_of_finite_differences():
 
 @pytest.mark.parametrize("count", [None, 0, torch.tensor(0)], ids=["counted here", "int", "tensor"])
 def test_a_batch_without_real_targets_has_no_loss_and_no_gradient(count):
-    """Also where the Trainer has counted the targets of the whole step, and there is none."""
+    """Also if the Trainer has counted the targets of the whole step and found none."""
     for skip_logits in (False, True):
         model, batch = build("mat-3").train(), pair()
         batch["labels"].fill_(-100)
@@ -200,6 +200,6 @@ def test_without_a_start_token_there_are_no_decoder_inputs():
 @pytest.mark.parametrize("eps", [-0.1, 1.5, float("nan"), None, "0.1"])
 @pytest.mark.parametrize("skip_logits", [False, True])
 def test_smoothing_that_is_no_share_is_refused(eps, skip_logits):
-    """PyTorch takes -0.1 and NaN for 0."""
+    """PyTorch treats -0.1 and NaN as 0."""
     with pytest.raises(ValueError, match="`label_smoothing` must be a number from 0 to 1"):
         build("vanilla")(**pair(), label_smoothing=eps, skip_logits=skip_logits)

@@ -1,6 +1,6 @@
 """Luna's nested attentions (Ma et al. 2021).
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+Logits, generation, saving and back-ends are tested together with all other models (`model_cases.CASES`).
 """
 
 import math
@@ -20,19 +20,19 @@ CASES = ["vanilla-luna", "vanilla-luna-prenorm"]
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_parameters_are_as_many_as_the_sub_layers_have(ties, pre_norm):
-    """An attention has 7 projections, causal attention 6; tied, each has 5. And P, and its norms."""
+    """An attention has 7 projections, causal attention 6; tied, each has 5. P and the norms of P are added."""
     d, encoder, decoder, length = 16, 2, 3, 5
     fields = {"layer_form": "luna", "luna_length": length, "luna_tie_kv": ties, "normalize_before": pre_norm}
     projection, norm = d * d + d, 2 * d
     attention, causal = (5, 5) if ties else (7, 6)
     layers = encoder * (attention * projection + 24 * (2 * d + 1) + d + 3 * norm)
     layers += decoder * ((attention + causal) * projection + 20 * (2 * d + 1) + d + 4 * norm)
-    layers += 3 * norm if pre_norm else -norm  # norms behind the stacks; or none of the last P
+    layers += 3 * norm if pre_norm else -norm  # pre-norm: final norms of the stacks; post-norm: no norm of the last P
     assert new_vanilla(**fields).num_parameters() == layers + (41 + length) * d
 
 
 def test_the_printed_count_leaves_a_vocabulary_of_40_700():
-    """Table 6 (Xu et al. 2024) prints 77.60 M, with untied keys and values; their own models have 35,627 entries."""
+    """Table 6 (Xu et al. 2024) prints 77.60 M: keys and values are untied. Their own models have 35,627 entries."""
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(
             VanillaTransformerConfig(layer_form="luna", luna_length=16, vocab_size=3)
@@ -53,7 +53,7 @@ def test_the_packed_sequence_stands_behind_the_states_of_the_source():
 
 
 def test_first_weights_of_the_packed_sequence():
-    """N(0, 1/D) as embeddings; scaled, and with the positions of tokens."""
+    """N(0, 1/D) like embeddings; scaled and with positions, as tokens are."""
     packed = new_vanilla(d_model=64, layer_form="luna", luna_length=40).model.encoder.packed
     assert packed.packed_embeddings.std().item() == pytest.approx(1 / 8, rel=0.05)
     expected = 8 * packed.packed_embeddings[39, 0] + math.sin(41)
@@ -69,7 +69,7 @@ def test_first_weights_of_the_packed_sequence():
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("case", CASES)
 def test_padding_on_the_left_changes_nothing(case, attention):
-    """Neither of the source nor of the target: means are over tokens that are no padding."""
+    """Neither in the source nor in the target: means are over tokens that are not padding."""
     model = build(case, attn_implementation=attention, position_embedding_type="sinusoidal")
     ids, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[2, 7, 9]])
     padded, padded_target = torch.tensor([[1, 1, 9, 8, 7, 2]]), torch.tensor([[1, 1, 2, 7, 9]])
@@ -85,7 +85,7 @@ def test_padding_on_the_left_changes_nothing(case, attention):
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_every_cache_decodes_the_same_tokens(case, options):
-    """Also with sources that are shorter than P. The cache is one of Transformers', as the twin does not know Luna."""
+    """Also with sources that are shorter than P. The cache is Transformers': the fast twin does not support Luna."""
     model = build(case).double()
     for inputs in (source((7, 4, 5)), source((1, 2))):
         fields = {**inputs, "max_new_tokens": 7, "no_repeat_ngram_size": 1, "return_dict_in_generate": True}
@@ -98,7 +98,7 @@ def test_every_cache_decodes_the_same_tokens(case, options):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_static_cache_takes_the_target_in_chunks(case):
-    """Its slots are more than there are tokens, and the first chunk has no mask."""
+    """The cache has more slots than there are tokens, and the first chunk has no mask."""
     model, target = build(case, attn_implementation="sdpa"), torch.randint(4, 37, (3, 5))
     config = model.config.get_text_config(decoder=True)
     cache = EncoderDecoderCache(*(StaticCache(config=config, max_cache_len=length) for length in (8, 20)))
@@ -110,7 +110,7 @@ def test_a_static_cache_takes_the_target_in_chunks(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_source_is_packed_once(case, monkeypatch):
-    """For each sentence, however many tokens are decoded."""
+    """Once for each sentence, however many tokens are decoded."""
     model, calls = build(case), []
     attentions = [layer.encoder_attn for layer in model.model.decoder.layers]
     for attention in attentions:
@@ -122,7 +122,7 @@ def test_the_source_is_packed_once(case, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_in_generation_are_those_of_the_whole_target(case):
-    """What is reported while a cache is used, step by step."""
+    """The attention weights that each step reports while a cache is used."""
     model = build(case, attn_implementation="eager")
     out = model.generate(**source(), max_new_tokens=4, output_attentions=True, return_dict_in_generate=True)
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_names_attention_without_masks():
 
 @pytest.mark.parametrize("how", ["dlcl", "hierarchical"])
 def test_layers_can_be_combined(how):
-    """The combination is of the states; P goes from layer to layer."""
+    """Only the states are combined. P is passed from layer to layer."""
     model = new_vanilla(layer_form="luna", layer_aggregation=how).train()
     loss = model(**pair()).loss
     loss.backward()

@@ -1,4 +1,4 @@
-"""MAT for language understanding: its equations, its start from a trained RoBERTa, and what Transformers asks."""
+"""MAT for language understanding: its equations, its start from a trained RoBERTa, and Transformers' requirements."""
 
 import math
 import re
@@ -62,7 +62,10 @@ def gelu(x):
 
 
 def naive_states(w, config, ids, kept=None, rate=0.0):
-    """The states of one sentence, one position, branch and head at a time; `kept[layer]` lists what is not dropped."""
+    """The states of one sentence, computed one position, branch and head at a time.
+
+    `kept[layer]` holds the branches that are not dropped, and whether the feed-forward network is kept.
+    """
     heads, branches = config.encoder_attention_heads, config.attention_branches
     width = config.d_model // heads
     xs = [
@@ -166,7 +169,7 @@ def test_labels_that_no_head_can_have_are_refused(fields, words):
 
 
 def test_training_drops_branches_as_the_equations_say():
-    """Eq. 5 and 7: a branch stays if U >= rho, and what stays is divided by 1 - rho."""
+    """Eq. 5 and 7: a branch is kept if U >= rho. The output of a kept branch is divided by 1 - rho."""
     fields = {"attention_branches": 3, "drop_branch": 0.4, "dropout": 0.0, "attention_dropout": 0.0}
     model = new(MATRobertaModel, **fields).double().train()
     w, inputs = weights_of(model), batch((4,))
@@ -197,7 +200,7 @@ BASES = {
 @pytest.mark.parametrize(("saved", "eps"), [(False, 1e-5), (True, 1e-5), (True, 1e-12)])
 @pytest.mark.parametrize("case", BASES)
 def test_logits_are_the_bases(case, saved, eps, tmp_path):
-    """Also of padding between sentences of other lengths, and of the family's own models as bases."""
+    """Also in a batch with padding, and when the base is a model of this family."""
     theirs = base(*BASES[case], layer_norm_eps=eps).double()
     cls = MATRobertaForMaskedLM if "Masked" in type(theirs).__name__ else MATRobertaForSequenceClassification
     if saved:
@@ -308,7 +311,7 @@ def test_an_adapter_of_the_head_is_in_the_loss():
 
 
 def test_branches_of_networks_stay_joined_as_they_were_trained():
-    """A single network may be either: it is dropped in another way, and computes the same."""
+    """A single network can start with either value of `join_ffn`: only the way of dropping differs."""
     theirs, real = base(), batch()["attention_mask"] == 1
     for joined in (True, False):
         model = MATRobertaForMaskedLM.from_base(theirs, ffn_branches=2, join_ffn=joined, drop_branch=0.0)
@@ -346,7 +349,7 @@ def test_saved_models_load_by_the_auto_classes(cls, tmp_path):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_gradients_reach_every_weight(attention, checkpointing):
-    """Those of sdpa and of recomputed activations are those of eager attention."""
+    """Gradients with sdpa and with recomputed activations equal the gradients with eager attention."""
     losses = []
     for implementation, recompute in (("eager", False), (attention, checkpointing)):
         model = new(MATRobertaForSequenceClassification, num_labels=2, drop_branch=0.3).train()
@@ -385,9 +388,9 @@ def test_vocabularies_are_resized():
 
 
 def test_parameters_are_robertas_plus_branches():
-    """Four projections more for each further branch, which the paper counts as 1.5 times RoBERTa's size."""
+    """Each further branch adds four projections. The paper counts 1.5 times RoBERTa's size."""
     base_size = MATRobertaForMaskedLM(MATRobertaConfig(**SIZES, attention_branches=1)).num_parameters()
-    theirs = base().num_parameters() - (2 + 1) * 16  # two positions that no token has, and the token type
+    theirs = base().num_parameters() - (2 + 1) * 16  # two positions that no token uses, and the token type
     assert base_size == theirs
     wide = MATRobertaForMaskedLM(MATRobertaConfig(**SIZES, attention_branches=3)).num_parameters()
     assert wide - base_size == 2 * 2 * 4 * (16 * 16 + 16)

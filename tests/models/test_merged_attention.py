@@ -1,6 +1,6 @@
 """Merged attention and depth-scaled first weights (Zhang, Titov and Sennrich 2019).
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`).
+Logits, generation, saving and back-ends are tested together with all other models (`model_cases.CASES`).
 """
 
 import math
@@ -19,7 +19,7 @@ DEEP = {"encoder_layers": 20, "decoder_layers": 20, "d_model": 512, "encoder_ffn
 
 
 def test_a_layer_has_one_attention_and_one_norm_less():
-    """The paper shares W_V and W_O: 4 (D^2 + D) and 2 D less in each of three layers."""
+    """The paper shares W_V and W_O: each of the three layers has 4 (D^2 + D) and 2 D parameters less."""
     plain, model = new_vanilla(), new_vanilla(decoder_attention="merged")
     assert plain.num_parameters() - model.num_parameters() == 3 * (4 * (16 * 16 + 16) + 2 * 16)
 
@@ -50,7 +50,7 @@ def test_attention_weights_of_the_target_are_equal():
 
 @pytest.mark.parametrize(("std", "residual"), [(None, "add"), (0.02, "add"), (None, "sdu")])
 def test_first_weights_shrink_with_the_number_of_their_layer(std, residual):
-    """And all else starts as in the plain model."""
+    """All other parameters start as in the plain model."""
     fields = {"d_model": 64, "encoder_layers": 3, "init_std": std, "residual": residual}
     plain, model = new_vanilla(**fields), new_vanilla(**fields, initialization="depth_scaled")
     gains = {"1": 1, "2": 2**-0.5, "3": 3**-0.5}

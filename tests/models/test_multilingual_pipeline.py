@@ -1,4 +1,4 @@
-"""Language pairs in use: the pipeline, `translate`, pruning and sharing do what tags and posteriors say by hand."""
+"""Language pairs in use: the pipeline, `translate`, pruning and sharing equal `generate` with tags and posteriors."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from hf_deepwide.models.language_pairs import pair_settings
 
 
 def by_hand(model, tokenizer, text: str, tag: str, side: str, **options) -> str:
-    """A translation with the tag put where it belongs, token by token."""
+    """A translation by `generate`, with the tag's token before the source or as the decoder's start token."""
     ids = tokenizer(text)["input_ids"]
     start, tag_id = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(tag)
     if side == "source":

@@ -1,4 +1,4 @@
-"""The multi-path encoder: every row of the paper's ablation against the equations, and what holds at its edges."""
+"""The multi-path encoder: every row of the paper's ablation against the equations, and special cases."""
 
 import math
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ ABLATION = {
     "learnable weights": {"path_norm": False, "learnable_path_weights": True, "more_features": False},
     "both": {"path_norm": True, "learnable_path_weights": True, "more_features": False},
     "more features": {"path_norm": True, "learnable_path_weights": True, "more_features": True},
-    # not in the table, but flags can be combined so
+    # not in the table, but the flags can also be combined like this
     "more features, fixed": {"path_norm": True, "learnable_path_weights": False, "more_features": True},
     "more features alone": {"path_norm": False, "learnable_path_weights": False, "more_features": True},
     "more features, no norm": {"path_norm": False, "learnable_path_weights": True, "more_features": True},
@@ -105,7 +105,7 @@ def test_one_path_with_everything_off_is_the_pre_norm_transformer():
 
 
 def test_equal_paths_make_new_features_equal_to_them():
-    """The average of all paths but one is the path, if all are the same; so raw and new norms see the same."""
+    """If all paths are equal, the average of all paths but one is the path. Raw and new norms then read the same."""
     torch.manual_seed(0)
     layer = MultiPathEncoderLayer(multipath(3, "more features")).double()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Parameter counts of the Multi-Path paper's rows beside a closed form."""
+"""Parameter counts of the Multi-Path paper's rows against a closed form."""
 
 import pytest
 from parameter_counts import rows_of

@@ -1,8 +1,8 @@
-"""Models whose weights wait elsewhere, as `device_map="auto"` leaves them where a GPU is too small.
+"""Models with offloaded weights, as `device_map="auto"` makes them where a GPU is too small.
 
-accelerate brings the weights of a module when the module is called. It also moves what the call is given. So a weight
-is missing where it is read from outside its module. A list among the arguments is a copy, and a module among them is
-moved. Here all weights wait, on a CPU, and the arguments of each layer are moved to it.
+accelerate loads the weights of a module when the module is called, and moves the arguments of the call. So code that
+reads a weight from outside its module finds no weight. A list among the arguments is replaced by a copy, and a module
+among them is moved. Here all weights are offloaded to a CPU, and the arguments of each layer are moved to it.
 """
 
 import copy

@@ -1,6 +1,6 @@
-"""Parameter counts of MAT: the rows of its paper beside a closed form, and what each option adds.
+"""Parameter counts of MAT: the rows of its paper against a closed form, and what each option adds.
 
-The printed numbers of all papers are in benchmarks/paper_tables, and compared by test_paper_tables.py.
+The printed numbers of all papers are in benchmarks/paper_tables. test_paper_tables.py compares them.
 """
 
 import pytest
@@ -20,7 +20,7 @@ SMALL = {
 
 
 def closed_form(config):
-    """Embeddings, and layers of attentions, feed-forward networks and norms; d and h wide."""
+    """Embeddings, and layers of attentions, feed-forward networks and norms, with the widths d and h."""
     d, h = config.d_model, config.encoder_ffn_dim
     attention = 4 * d * d + 4 * d
     feed_forward = config.ffn_branches * (2 * d * h + h + d)
@@ -32,7 +32,7 @@ def closed_form(config):
 
 
 def test_mat_has_as_many_parameters_as_its_closed_form():
-    rows = [row for row in rows_of("Fan et al. 2020") if row.model_config.model_type == "mat"]  # and no quoted system
+    rows = [row for row in rows_of("Fan et al. 2020") if row.model_config.model_type == "mat"]  # no quoted systems
     assert len(rows) > 50
     for row in rows:
         assert row.parameters == closed_form(row.model_config), row.label

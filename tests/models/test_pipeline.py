@@ -1,4 +1,4 @@
-"""pipeline("translation"): its output is what the tokenizer and `generate` give by hand, for every kind of model."""
+"""pipeline("translation") gives what calls of the tokenizer and `generate` give, for every kind of model."""
 
 import json
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ QUICK = {"num_beams": 2, "max_new_tokens": 8}
 
 
 def build(model_class, config_class, tokenizer, seed=33, **fields):
-    """A random model that fits a tokenizer and whose generation config says nothing but token ids."""
+    """A random model that fits a tokenizer. Its generation config sets only token ids."""
     torch.manual_seed(seed)
     ids = {
         "vocab_size": len(tokenizer),
@@ -91,7 +91,7 @@ def marian_tokenizer(spm):
 def nllb(bpe):
     """A model and an NLLB tokenizer made of our BPE, for two languages."""
     bpe = json.loads(bpe.backend_tokenizer.to_str())["model"]
-    vocabulary = {**bpe["vocab"], "deu": len(bpe["vocab"])}  # a piece that is no language
+    vocabulary = {**bpe["vocab"], "deu": len(bpe["vocab"])}  # an ordinary token, not a language code
     merges = [tuple(merge) for merge in bpe["merges"]]
     tokenizer = NllbTokenizer(vocab=vocabulary, merges=merges, extra_special_tokens=["eng_Latn", "deu_Latn"])
     return SimpleNamespace(
@@ -101,8 +101,8 @@ def nllb(bpe):
 
 @pytest.fixture(scope="module")
 def kinds(bpe, marian_tokenizer):
-    """`{name: (model, tokenizer)}`: each of our families, and models of transformers."""
-    # half of a layer, or a gate that keeps the embeddings, makes texts alike
+    """`{name: (model, tokenizer)}`: each of our families, and two models of Transformers."""
+    # with half of each layer, or a gate that keeps the embeddings, all texts get the same translation
     fields = {"latent_depth": {"inference_selection": "hard"}, "depthwise_lstm": {"forget_bias_init": 0}}
     built = {
         name: (build(family.lm, family.config, bpe, 48, **SIZES, **fields.get(name, {})), bpe)
@@ -120,7 +120,7 @@ def mat(kinds):
 
 
 def by_hand(model, tokenizer, text, prefix="", **options):
-    """What a translation should be."""
+    """The expected translations: the tokenizer and `generate`, called directly."""
     encoded = tokenizer(prefix + text, return_tensors="pt")
     ids = model.generate(encoded["input_ids"], attention_mask=encoded["attention_mask"], **{**QUICK, **options})
     return [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
@@ -168,7 +168,7 @@ def test_every_kind_of_input(mat):
 
 
 def test_lists_are_translated_in_batches_of_texts_of_one_length(mat, monkeypatch):
-    """The longest first; each batch within the limits; what has to be alone stays alone."""
+    """The longest texts come first, and each batch is within the limits. With `batch_size=1` each text is alone."""
     texts = [" ".join(["dog"] * n) for n in (1, 5, 3, 1, 7, 2, 4)]
     expected = [mat(text)[0] for text in texts]
     shapes, generate = [], type(mat.model).generate
@@ -201,7 +201,7 @@ def test_nothing_to_translate(mat):
 
 
 def test_arguments_that_count_rows_get_one_text_each(mat):
-    """A function of the row would see the place in a sorted batch."""
+    """In a sorted batch, a function of the row number would get another row's number."""
     rows = []
 
     def allowed(row, tokens):
@@ -213,7 +213,7 @@ def test_arguments_that_count_rows_get_one_text_each(mat):
 
 
 def test_an_empty_text_where_the_tokenizer_has_no_end(kinds):
-    """As BERT's, of which encoder-decoder models are made."""
+    """BERT's tokenizer, for example. Encoder-decoder models can be made from BERT."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({word for text in TEXTS for word in text.split()})]
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -256,7 +256,7 @@ def test_defaults_where_nothing_is_said(kinds, monkeypatch):
     monkeypatch.setattr(type(model), "generate", lambda self, **kw: calls.append(kw) or generate(self, **kw))
     translate = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
     translate("trees")
-    assert (calls[-1]["num_beams"], calls[-1]["max_new_tokens"]) == (4, 48)  # 48 positions are fewer than 256
+    assert (calls[-1]["num_beams"], calls[-1]["max_new_tokens"]) == (4, 48)  # 48 positions; 256 by default
     translate("trees", num_beams=1, max_length=5)
     assert calls[-1]["num_beams"] == 1
     assert "max_new_tokens" not in calls[-1]
@@ -343,14 +343,14 @@ def test_codes_per_pipeline_and_per_call(nllb):
     )
     assert texts_of(fixed(TEXTS, batch_size=3)) == texts_of(fixed(TEXTS)) == expected
     assert texts_of(fixed(TEXTS, src_lang="deu_Latn", tgt_lang="eng_Latn")) == reverse
-    assert texts_of(fixed(TEXTS)) == expected  # the call before has left nothing behind
+    assert texts_of(fixed(TEXTS)) == expected  # the previous call left no languages behind
     assert tokenizer.src_lang == "deu_Latn"
     named = pipeline("translation_eng_Latn_to_deu_Latn", model=model, tokenizer=tokenizer, device="cpu", **QUICK)
     assert texts_of(named(TEXTS)) == expected
 
 
 def test_codes_of_a_legacy_tokenizer_are_forced(nllb):
-    """There the code stands behind the end of a target, and the decoder still begins with the end."""
+    """The language code follows the end token of a target, but the decoder still starts with the end token."""
     tokenizer = nllb.tokenizer
     legacy = NllbTokenizer(
         vocab=tokenizer._vocab, merges=tokenizer._merges, extra_special_tokens=["eng_Latn", "deu_Latn"],
@@ -380,7 +380,7 @@ def test_missing_and_unknown_languages(nllb):
     with pytest.raises(ValueError, match=r"say the target language .*; known: deu_Latn, eng_Latn$"):
         translate("trees")
     with pytest.raises(ValueError, match=r"unknown target language 'deu'; did you mean deu_Latn\? known: deu"):
-        translate("trees", tgt_lang="deu")  # in the vocabulary, but no language
+        translate("trees", tgt_lang="deu")  # in the vocabulary, but not a language code
     with pytest.raises(ValueError, match=r"unknown source language 'fra_Latn'"):
         translate("trees", src_lang="fra_Latn", tgt_lang="deu_Latn")
 
@@ -465,11 +465,11 @@ def test_a_model_in_training_translates_without_dropout(kinds):
 
 
 def test_registration():
-    registration.register()  # again
+    registration.register()  # a second call changes nothing
     registry = pipelines.PIPELINE_REGISTRY
     assert "translation" not in getattr(pipelines, "REMOVED_TASKS", {})
     assert pipelines.check_task("translation_en_to_de")[0] == "translation"
-    assert pipelines.check_task("ner")[0] == "token-classification"  # the aliases that were there
+    assert pipelines.check_task("ner")[0] == "token-classification"  # Transformers' own aliases stay
     assert "translation" in registry.get_supported_tasks()
     for task in ("translation_en", "translate", "summarization"):
         with pytest.raises(KeyError):

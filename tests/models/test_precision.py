@@ -1,4 +1,4 @@
-"""Low precision: every family stays finite, near to float32, and blind to padding, also where numbers are extreme."""
+"""Low precision: every family stays finite, near to float32, and independent of padding, also with extreme numbers."""
 
 import finite
 import pytest
@@ -9,7 +9,7 @@ from hf_deepwide.families import FAMILIES
 from hf_deepwide.training import arguments
 from hf_deepwide.training.arguments import TranslationTrainingArguments
 
-TOLERANCE = {"base": 1e-3, "big": 1e-3, "extreme": 0.05, "depth": 0.02}  # of the loss, by that of float32
+TOLERANCE = {"base": 1e-3, "big": 1e-3, "extreme": 0.05, "depth": 0.02}  # of the loss, relative to the loss in float32
 
 
 def check(family: str, kind: str, attention: str, length: int, precisions=tuple(finite.DTYPES)) -> None:
@@ -19,7 +19,7 @@ def check(family: str, kind: str, attention: str, length: int, precisions=tuple(
     for name, found in results.items():
         assert (name, found["modules"], found["gradients"]) == (name, [], [])
         assert found["loss"] == pytest.approx(expected["loss"], rel=TOLERANCE[kind]), name
-        if kind in ("base", "big"):  # of others the smallest gradients are rounded to 0, as a scaler would prevent
+        if kind in ("base", "big"):  # else the smallest gradients round to 0; a loss scaler would help
             assert found["trained"] == expected["trained"], "gradients reach all parameters that they reach in float32"
 
 
@@ -28,16 +28,16 @@ def check(family: str, kind: str, attention: str, length: int, precisions=tuple(
     [*((family, "sdpa") for family in FAMILIES), ("mat", "eager"), ("depthwise_lstm", "eager")],
 )
 def test_a_layer_of_the_base_size_stays_finite(family, attention):
-    """With the longest sentence the model takes, one of one token, and a row of nothing but padding.
+    """With the longest sentence that the model accepts, a sentence of one token, and a row of only padding.
 
-    Eager attention is that of all families: extreme scores, below, meet it in each.
+    All families share the code of eager attention. The test of extreme scores, below, runs it in each family.
     """
     check(family, "base", attention, length=16)
 
 
 @pytest.mark.parametrize("family", ["mat", "depthwise_lstm"])
 def test_a_layer_of_the_big_size_stays_finite(family):
-    """In fp16, the narrower range; the other families have sums of the same lengths."""
+    """In fp16, which has the narrower range. The other families have sums of the same lengths."""
     check(family, "big", "sdpa", length=4, precisions=["float16"])
 
 
@@ -56,7 +56,7 @@ def test_twenty_four_layers_stay_finite(family):
 @pytest.mark.parametrize("dtype", finite.DTYPES.values(), ids=finite.DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_masks_suit_weights_in_half_precision(case, dtype, attention):
-    """No autocast: the whole model is of the type. What masks hide has no influence at all, and nothing overflows."""
+    """No autocast: the whole model has the dtype. Masked tokens have no influence at all, and nothing overflows."""
     model = build(case, attn_implementation=attention).to(dtype)
     batch = pair((7, 4, 5), (3, 6, 4))
     other = {**batch, "input_ids": batch["input_ids"].where(batch["attention_mask"] == 1, 9)}
@@ -81,7 +81,7 @@ def test_masks_suit_weights_in_half_precision(case, dtype, attention):
     ],
 )
 def test_auto_is_bfloat16_where_that_is_faster(vendor, flags, bf16, tmp_path, monkeypatch):
-    """On x86 with AMX; with the conversions and dot products of AVX-512 alone only on AMD's."""
+    """On x86 with AMX. With only AVX-512's bfloat16 conversions and dot products, on AMD's processors alone."""
     monkeypatch.setattr(arguments.Path, "is_file", lambda *_: True)
     monkeypatch.setattr(arguments.Path, "read_text", lambda *_, **__: f"vendor_id : {vendor}\nflags : {flags}")
     training = TranslationTrainingArguments(str(tmp_path), use_cpu=True)

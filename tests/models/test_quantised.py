@@ -1,4 +1,4 @@
-"""Quantised models: tools find linear layers by their type, and a model works with what is put in their place.
+"""Quantised models: tools find linear layers by their type, and a model works with the replaced layers.
 
 bitsandbytes, and PyTorch's own `quantize_dynamic`, look for modules whose type is exactly `nn.Linear`.
 """
@@ -13,11 +13,11 @@ from hf_deepwide.models.dynamic_convolution import KernelPrediction
 
 
 class Quantised(nn.Module):
-    """What a tool puts in the place of a linear layer: it has no weight that could be read, and computes the same."""
+    """The module by which a tool replaces a linear layer. It computes the same, but has no weight to read."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.compute = [linear]  # in a list, so that its parameters are not the model's
+        self.compute = [linear]  # in a list, so that its parameters are not parameters of the model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         (linear,) = self.compute
@@ -25,7 +25,7 @@ class Quantised(nn.Module):
 
 
 def quantise(model: nn.Module) -> list[str]:
-    """Replace the linear layers, as tools do; their names."""
+    """Replace the linear layers, as tools do; return their names."""
     names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
     for name in names:
         parent, _, last = name.rpartition(".")
@@ -42,7 +42,7 @@ def test_a_quantised_model_computes_and_generates_as_before(case):
     matrices = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
     assert quantise(model)
     left = sum(weight.numel() for name, weight in model.named_parameters() if ".layers." in name)
-    assert left < 0.6 * matrices  # sums of several branches, norms and joints
+    assert left < 0.6 * matrices  # only sums of several branches, norms and joints are left
     found = model(**batch)
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(found.loss, expected.loss, atol=1e-10, rtol=1e-10)
@@ -66,7 +66,7 @@ def test_dynamic_quantisation_of_pytorch_takes_every_layer():
 
 
 def test_weights_of_another_kind_are_not_read_outside_their_module():
-    """torchao keeps the class of a linear layer, and puts a tensor of its own in the place of the weight."""
+    """torchao keeps the class of a linear layer, and replaces the weight by another kind of tensor."""
 
     class Quantised(torch.Tensor):
         pass

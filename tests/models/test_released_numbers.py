@@ -29,7 +29,7 @@ def golden():
 
 
 def under(tensors, prefix):
-    """The tensors whose names begin with `prefix`, which is taken off."""
+    """The tensors whose names begin with `prefix`, by their names without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

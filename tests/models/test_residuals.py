@@ -1,7 +1,7 @@
-"""Ways to join a sub-layer to its input: constants, initial weights and numbers that were found outside the package.
+"""Ways to join a sub-layer to its input: constants, initial weights and numbers computed without this package.
 
-That logits and gradients are the equations', and that generation, saving and back-ends are right, is tested with all
-other models (`model_cases.CASES`).
+Logits and gradients, generation, saving and back-ends are tested together with all other models
+(`model_cases.CASES`).
 """
 
 import math
@@ -85,7 +85,7 @@ def test_checkpointed_layers_have_the_same_gradients(residual):
 
 @pytest.mark.parametrize("residual", ["deepnorm", "b2t"])
 def test_from_base_refuses_deepnorm_and_b2t(residual):
-    """The weights fit, and the function would be another one."""
+    """The base's weights fit, but the model would compute another function."""
     base = build("vanilla")
     with pytest.raises(UserError, match=rf"`residual` cannot be '{residual}': .* it was trained for that one"):
         VanillaTransformerForConditionalGeneration.from_base(base, residual=residual)

@@ -92,7 +92,7 @@ def test_each_matrix_is_stored_once_and_comes_back_tied_as_it_was(options, tmp_p
 @pytest.mark.parametrize("size", [50, 30])
 @pytest.mark.parametrize("options", UNTIED.values(), ids=UNTIED)
 def test_resized_vocabularies_keep_what_they_had(options, size, tmp_path):
-    """All tables of a joint vocabulary change, or only the source's of two; ties, old tokens' logits, files."""
+    """A joint vocabulary changes in all tables, two vocabularies only in the source's. Ties and old logits stay."""
     model = build("mat-3", **options)
     two = "decoder_vocab_size" in options
     batch = {name: tensor.clamp(max=29) for name, tensor in pair().items()}
@@ -160,7 +160,7 @@ def test_initialisation_is_that_of_the_papers(case):
     inputs = [projection for projection in (inputs.q_proj, inputs.k_proj, inputs.v_proj) if projection is not None]
     output_bound = (6 / (d / branches + d)) ** 0.5
     bounds = {**dict.fromkeys(inputs, (6 / (4 * d)) ** 0.5), attention.out_proj: output_bound}
-    if family != "depthwise_lstm":  # it has no feed-forward sub-layer; of its LSTM see test_depthwise_lstm.py
+    if family != "depthwise_lstm":  # it has no feed-forward sub-layer; test_depthwise_lstm.py tests its LSTM
         network = attention if is_branched else layer.feed_forward
         bounds |= dict.fromkeys((network.fc1, network.fc2), (6 / (d + 96 / branches)) ** 0.5)
     gains = {module: joined_gain(config, name.rpartition(".")[2]) for name, module in layer.named_modules()}
@@ -172,20 +172,20 @@ def test_initialisation_is_that_of_the_papers(case):
     assert all((norm.weight == 1).all() for norm in model.modules() if isinstance(norm, torch.nn.LayerNorm))
     normal = FAMILIES[family].lm(config_of(case, d_model=d, encoder_ffn_dim=96, decoder_ffn_dim=96, init_std=0.02))
     for name, parameter in normal.model.decoder.layers[0].named_parameters():
-        few = "^joins|relative_keys|kernel_proj|depthwise|language_"  # numbers too few for a deviation, or norms
+        few = "^joins|relative_keys|kernel_proj|depthwise|language_"  # too few numbers for a deviation, or norms
         if parameter.dim() > 1 and not re.search(few, name):
             assert parameter.std().item() == pytest.approx(0.02 * joined_gain(config, name.split(".")[-2]), rel=0.05)
 
 
 def joined_gain(config, projection):
-    """How many times as large a projection of a decoder of three layers starts, by how its sub-layers are joined."""
+    """The factor of a projection's first weights in a decoder of three layers. It depends on `residual`."""
     residual = getattr(config, "residual", "add")
     smaller = residual == "b2t" or (residual == "deepnorm" and projection not in ("q_proj", "k_proj"))
     return {"deepnorm": (12 * 3) ** -0.25, "b2t": 3**-0.5}[residual] if smaller else 1.0
 
 
 def test_weights_that_a_checkpoint_lacks_are_initialised_and_tables_rebuilt(tmp_path):
-    """Loading builds on the meta device: nothing may stay as it came out of memory."""
+    """Loading builds the model on the meta device, so no weight may stay uninitialised."""
     model = build("mat-2-prenorm")
     state = {k: v for k, v in model.state_dict().items() if "encoder.layers.1" not in k and "lm_head" not in k}
     model.save_pretrained(tmp_path, state_dict=state)

@@ -1,4 +1,4 @@
-"""The loops of `generate` find the tokens that Transformers' loops find, and serve only where they can."""
+"""Our loops of `generate` find the tokens that Transformers' loops find, and run only where they can."""
 
 import math
 
@@ -18,7 +18,7 @@ SENTENCES, NEW = 16, 24
 
 
 class EndsNowAndThen(LogitsProcessor):
-    """Ends a row where the sum of its tokens is a multiple of three: different sentences at different lengths."""
+    """Ends a row where the sum of its tokens is a multiple of three. So sentences end at different lengths."""
 
     def __call__(self, input_ids, scores):
         scores[:, 2] = torch.where(input_ids.sum(1) % 3 == 0, scores.amax(1) + 1, -math.inf)
@@ -45,7 +45,7 @@ def translate(model, **options):
 
 @pytest.fixture
 def caches(monkeypatch):
-    """The caches that the loops have searched with."""
+    """A list of the caches that our loops have used."""
     seen = []
 
     def watch(loop):
@@ -63,7 +63,7 @@ def caches(monkeypatch):
 
 @pytest.fixture
 def theirs(monkeypatch):
-    """Puts Transformers' loops, and the decoder itself, in the place of ours."""
+    """A function that replaces our loops and our fast decoder by Transformers' loops and the ordinary decoder."""
 
     def switch():
         monkeypatch.setattr(modeling_base, "can_search", lambda **asked: False)
@@ -91,7 +91,7 @@ OF_THREE = "latent-both of three posteriors"
     + [(case, options) for case in ("vanilla", OF_THREE) for options in SEARCHES.values()],
 )
 def test_sentences_leave_without_a_change_of_any_token(case, options, caches, theirs):
-    """Each one as soon as its own translation is fixed."""
+    """A sentence leaves the batch as soon as its translation is final."""
     if case == "mat-3-two-vocabularies" and "num_beams" in options:
         needs_transformers("5.18", "beam search with two vocabularies")
     name, *several = case.split(" of ")
@@ -143,7 +143,7 @@ def test_other_rules_hold(rule, beams, caches, theirs, monkeypatch):
 
 @pytest.mark.parametrize("ends", [{}, {"eos_token_id": None, "pad_token_id": 1}, {"eos_token_id": [2, 4, 11, 18, 25]}])
 def test_samples_are_those_of_transformers(caches, theirs, ends):
-    """Also when some sentences have ended: the others get the same random numbers."""
+    """Also when some sentences have ended: the other sentences still get the same random numbers."""
     options = {"do_sample": True, "num_return_sequences": 3, "top_k": 8, "temperature": 0.7, "logits_processor": []}
     model = build("vanilla").double()
     got = translate(model, **options, **ends)
@@ -207,7 +207,7 @@ def test_a_penalty_beyond_what_transformers_scores_bear_is_left_to_its_loops(cac
 
 
 class Keeps(LogitsProcessor):
-    """Returns the same tensor each time, and keeps what it was given."""
+    """Returns its own tensor at each call, at the second call as bfloat16."""
 
     def __init__(self, views):
         self.views, self.own, self.given = views, None, []
@@ -226,7 +226,7 @@ class Keeps(LogitsProcessor):
 def test_what_a_processor_keeps_is_its_own(beams, caches, theirs, monkeypatch):
     monkeypatch.setattr(search, "ROW_BY_ROW", ())
     model = build("vanilla").double()
-    ours, others = (Keeps(views=beams == 1) for _ in range(2))  # Transformers' beams are no stretch of memory
+    ours, others = (Keeps(views=beams == 1) for _ in range(2))  # Transformers' beams are not contiguous
     options = {"num_beams": beams, "no_repeat_ngram_size": 0, "max_new_tokens": 6}
     got = translate(model, logits_processor=[ours], **options)
     assert len(caches) == 1
@@ -284,7 +284,7 @@ def test_constraints_are_not_asked_beyond_the_end(length_penalty, caches, theirs
 
 
 class StartsAnew(VanillaTransformerForConditionalGeneration):
-    """Has inputs of its own in each step."""
+    """A model that changes the decoder's inputs in each step."""
 
     def prepare_inputs_for_generation(self, input_ids, **kwargs):
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
@@ -302,7 +302,7 @@ def test_inputs_of_a_subclass_are_asked_for(beams, caches, theirs):
 
 
 def drop_rows(model, input_ids, **asked):
-    """A loop that decodes two tokens, and then every second row alone."""
+    """A loop that decodes one token for all rows, and then one token for every second row."""
     asked = {name: asked[name] for name in (CACHE_NAME, "encoder_outputs", "attention_mask")}
     for rows in (slice(None), slice(None, None, 2)):
         kept = torch.arange(len(input_ids))[rows]

@@ -1,4 +1,4 @@
-"""share(): what it writes works in a process that has not got this package, and is all that it writes."""
+"""share(): its files work in a process without this package, and it writes no other files."""
 
 import copy
 import errno
@@ -106,13 +106,13 @@ def tokenizer():
 
 
 def family_of(name):
-    """The family of a run: its name, or the vanilla family of a run that is named after how layers are joined."""
+    """The family of a run. A run in `JOINTS` is named after its way to join layers, and has the vanilla family."""
     return FAMILIES["vanilla_transformer" if name in JOINTS else name]
 
 
 def new_model(family, tokenizer, **fields):
     torch.manual_seed(1)
-    # layers weighed by 1/2, or a gate that keeps the embeddings, would translate all texts alike
+    # with layers weighted by 1/2, or a gate that keeps the embeddings, all texts would get the same translation
     apart = {"latent_depth": {"inference_selection": "hard"}, "depthwise_lstm": {"forget_bias_init": 0}}
     fields |= apart.get(family.config.model_type, {})
     model = family.lm(family.config(vocab_size=len(tokenizer), **SIZES, **fields)).eval()
@@ -128,7 +128,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def runs(tokenizer, tmp_path_factory):
-    """A finished run per family, with the litter of training around what is to be shared."""
+    """A finished run per family and per entry of `JOINTS`. Each also holds files that must not be shared."""
     folder = tmp_path_factory.mktemp("runs")
     for name in (*FAMILIES, *JOINTS):
         run = folder / name
@@ -153,9 +153,9 @@ def shared(runs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned_and_loaded(shared, run_code, tmp_path_factory):
-    """Folders of shared models that Transformers' Trainer fine-tuned, and what a process without this package loads.
+    """Folders of shared models that Transformers' Trainer fine-tuned, and results of a process without this package.
 
-    It has a cache of remote code of its own. The folders `with` are of this process, which has the package.
+    That process has its own cache of remote code. The folders `with` come from this process, which has the package.
     """
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("without", "with")}
     for name in FAMILIES:
@@ -179,19 +179,19 @@ def tuned_and_loaded(shared, run_code, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def elsewhere(tuned_and_loaded):
-    """What a process without this package makes of the shared folders, and of the fine-tuned ones."""
+    """The results of a process without this package, for the shared folders and for the fine-tuned folders."""
     return tuned_and_loaded[1]
 
 
 @pytest.fixture(scope="module")
 def tuned(tuned_and_loaded):
-    """The shared models fine-tuned in a process without this package, and in one with it."""
+    """The folders of shared models that were fine-tuned in processes without this package and with it."""
     return tuned_and_loaded[0]
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A Hub that notes what would be uploaded."""
+    """A fake Hub that records what would be uploaded."""
     calls = []
 
     class FakeHub:
@@ -273,7 +273,7 @@ def test_shares_only_the_needed_files(shared, runs, name):
 @pytest.mark.parametrize("kind", ["without", "with"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_survives_fine_tuning_elsewhere(elsewhere, shared, tuned, name, kind):
-    """What a plain Trainer saves of a shared model loads again, in every checkpoint, without this package and with."""
+    """Every checkpoint that a plain Trainer saves of a shared model loads again, with and without this package."""
     folder, found = tuned[kind] / name, elsewhere[kind][name]
     assert {cls.partition(".")[0] for cls in found["classes"]} == {"transformers_modules"}
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -300,7 +300,7 @@ def test_the_masked_language_model_survives_saving_elsewhere(tuned):
 
 
 def test_sharing_marks_no_class(shared, tokenizer, tmp_path):
-    """The classes stay as they were; a model that is not from a shared folder, or that our tools load, has no code."""
+    """The classes stay unchanged. A model from elsewhere, or a model that our tools load, is saved without code."""
     for name, family in FAMILIES.items():
         new_model(family, tokenizer).save_pretrained(tmp_path / name)
         load_model(family.lm, shared / name).save_pretrained(tmp_path / f"{name}_loaded")
@@ -359,7 +359,7 @@ def test_encoders_are_shared_by_their_task(tokenizer, tmp_path, used_in_a_fork):
         masking = copy.deepcopy(tokenizer)
         masking.mask_token = "<unk>"
         masking.save_pretrained(run)
-        # uses the model in a process without this package; the latent one is loaded in such a process above
+        # verifying loads the model in a process without this package; `tuned_and_loaded` does so for the latent model
         share(run, folder, verify=cls is not LatentDepthForMaskedLM)
         card = ModelCard.load(folder / "README.md")
         assert card.data.pipeline_tag == task
@@ -376,7 +376,7 @@ def test_encoders_are_shared_by_their_task(tokenizer, tmp_path, used_in_a_fork):
 
 
 def test_verifies_the_shared_folder(runs, tmp_path, monkeypatch):
-    """In a process that takes no code from the folder where it is called."""
+    """Verifying starts a process that imports no code from the current folder."""
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "torch.py").write_text("raise SystemExit('code of others')")
     monkeypatch.chdir(tmp_path / "here")
@@ -400,7 +400,7 @@ def test_verifying_refuses_a_folder_that_lacks_code(shared, tmp_path, used_in_a_
 
 
 def test_a_model_of_several_posteriors_without_pairs_is_verified(tokenizer, tmp_path, used_in_a_fork):
-    """Its users choose by `posteriors`; the pipeline knows no languages to choose by."""
+    """Users pass `posteriors`. The pipeline has no language pairs from which to choose a posterior."""
     model = new_model(FAMILIES["latent_depth"], tokenizer, num_posteriors=3)
     share(model, tmp_path / "out", tokenizer=tokenizer)
     assert (tmp_path / "out" / "config.json").is_file()
@@ -505,7 +505,7 @@ def test_links_in_the_target_are_not_followed(runs, shared, tmp_path):
 
 @pytest.mark.parametrize("at", ["model.safetensors", "pipeline_translation.py", "config.json"])
 def test_a_share_that_is_killed_can_be_completed(runs, shared, tmp_path, monkeypatch, at):
-    """Whatever it had come to, the folder is the old one, or no model at all, and what a person put there stays."""
+    """Wherever the process was killed, the folder holds no model that loads, and a person's own files stay."""
     folder = shutil.copytree(shared / "mat", tmp_path / "earlier")
     (folder / "thesis.txt").write_text("years")
 
@@ -540,7 +540,7 @@ def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeyp
         return fail
 
     system = OSError(errno.ENOSPC, "No space left on device")
-    tokenizers = Exception("No space left on device (os error 28)")  # as the library has it
+    tokenizers = Exception("No space left on device (os error 28)")  # as the tokenizers library words it
     for place, error in (
         ("share.write_checkpoint", system), ("share.write_card", system), ("folder._write_manifest", system),
         ("share.PreTrainedTokenizerBase.save_pretrained", tokenizers),
@@ -556,7 +556,7 @@ def test_a_full_disk_leaves_the_target_as_it_was(runs, shared, tmp_path, monkeyp
 
 
 def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path):
-    """One that was edited stays, also where there is a newer one beside the model, with the pictures it shows."""
+    """An edited card stays, with the pictures that it shows, even if a newer card lies beside the model."""
     for name, edited in (("edited", True), ("ours", False)):
         folder = shutil.copytree(shared / "mat", tmp_path / name)
         text = "# Edited\n![](plots/curves.png)\n" if edited else CARD
@@ -568,7 +568,7 @@ def test_a_card_already_in_the_folder_is_kept(runs, shared, tokenizer, tmp_path)
 
 
 def test_an_edited_card_of_another_model_is_refused(runs, shared, tmp_path):
-    """It tells of another family, and would be uploaded with this one."""
+    """The card describes a model of another family, and would be uploaded with this model."""
     folder = shutil.copytree(shared / "mat", tmp_path / "out")
     (folder / "README.md").write_text("# Edited\n")
     before = contents(folder)
@@ -593,7 +593,7 @@ def test_an_edited_card_takes_no_licence(shared, tokenizer, tmp_path):
 
 @pytest.mark.parametrize("name", ["mat", "vanilla_transformer"])
 def test_a_card_of_another_model_is_not_kept(name, runs, tokenizer, tmp_path, caplog):
-    """Of other weights: scores, size, languages and licence are not this model's."""
+    """The earlier card describes other weights, so its scores, size, languages and licence are wrong here."""
     run = shutil.copytree(runs / "mat", tmp_path / "run")
     (run / "README.md").write_text(CARD.replace("# Mine", "# Mine\n\nBLEU 41.2"))
     share(run, tmp_path / "out", license="mit", verify=False)
@@ -622,7 +622,7 @@ def test_a_card_of_another_class_with_the_same_weights_is_not_kept(tokenizer, tm
 
 
 def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
-    """Nothing that a source's files say of code from elsewhere comes into the shared folder, nor do its links."""
+    """References to code from elsewhere in a source's files are not shared, and symbolic links are not followed."""
     run, evil = shutil.copytree(runs / "mat", tmp_path / "run"), "you/evil--evil.Evil"
     impl = {"translation": {"impl": "evil.Evil", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
     for name, code in (
@@ -659,7 +659,7 @@ def test_foreign_code_does_not_travel(runs, tokenizer, tmp_path, caplog):
 
 
 def test_a_map_of_other_code_is_not_saved_again(shared, tmp_path):
-    """A config that names code of another class, or from another place, is one of a model without code."""
+    """A config that names code of another class, or from another place, is saved without code."""
     for number, auto_map in enumerate((
         {"AutoConfig": "evil.Evil"},
         {"AutoConfig": "configuration_latent_depth.LatentDepthConfig", "AutoModel": "modeling_mat.MATModel"},
@@ -792,7 +792,7 @@ def test_script(runs, tmp_path, monkeypatch, capsys):
 
 
 def test_files_are_prepared_beside_the_folder_unless_it_is_another_disk(tmp_path, monkeypatch):
-    """What reads the folder meanwhile, as a sync does, sees no draft."""
+    """A program that reads the folder meanwhile, such as a sync, sees no draft."""
     folder = tmp_path / "out"
     folder.mkdir()
     with staging(folder) as staged:
@@ -807,7 +807,7 @@ def test_files_are_prepared_beside_the_folder_unless_it_is_another_disk(tmp_path
 
 
 def test_hidden_files_that_a_card_names_do_not_travel(runs, tmp_path):
-    """A card is a person's to edit, and `.git` or `.env` are not for others."""
+    """A person can edit the card and name private files in it, such as `.git` or `.env`."""
     source = shutil.copytree(runs / "mat", tmp_path / "source")
     for name in (".secret/token.png", "plots/.env.png", "plots/seen.png"):
         (source / name).parent.mkdir(exist_ok=True)
@@ -822,7 +822,7 @@ def test_hidden_files_that_a_card_names_do_not_travel(runs, tmp_path):
 
 
 def test_others_may_read_what_is_shared_once_more(runs, shared, tmp_path):
-    """Safetensors writes files for their owner alone."""
+    """Safetensors writes files that only their owner can read."""
     folder = shutil.copytree(shared / "mat", tmp_path / "again")
     share(runs / "vanilla_transformer", folder, overwrite=True, verify=False)
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()}

@@ -1,6 +1,6 @@
-"""`torch.export`, on which ONNX export stands: one graph serves every batch size and length.
+"""`torch.export`, which ONNX export uses: one graph serves every batch size and length.
 
-The tests of ONNX export trace more, but with a cache; here are whole targets, and what a model draws its layers by.
+The tests of ONNX export trace more, but with a cache. Here whole targets and the selection of layers are traced.
 """
 
 import pytest
@@ -19,7 +19,7 @@ BATCH, SOURCE, TARGET = Dim("batch", max=64), Dim("source", min=2, max=40), Dim(
 
 
 class Logits(nn.Module):
-    """What is exported: encoder, decoder and head, with inputs by position and nothing but the logits."""
+    """The exported module: encoder, decoder and head. It has positional inputs and returns only the logits."""
 
     def __init__(self, model):
         super().__init__()

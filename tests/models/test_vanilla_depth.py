@@ -1,7 +1,7 @@
 """The vanilla family's ways to train deep stacks, each against its own paper's formula.
 
-That logits, generation, saving and back-ends are right is tested with all other models (`model_cases.CASES`, against
-`naive_transformer`); here is what is particular.
+Logits, generation, saving and back-ends are tested together with all other models (`model_cases.CASES`, against
+`naive_transformer`). This file tests what is particular to each way.
 """
 
 import pytest
@@ -57,7 +57,7 @@ def without(weights, config, encoder, decoder):
     [((0.9, 0.1), (0.4, 0.5, 0.41)), ((0.2, 0.3), (0.0, 0.4, 0.7)), ((0.9, 0.9), (0.1, 0.1, 0.1))],
 )
 def test_a_layer_is_skipped_where_u_is_at_most_p(case, u_encoder, u_decoder, monkeypatch):
-    """Then training computes, and learns, the model without that layer; the others are not rescaled."""
+    """Then training computes and trains the model without that layer. The other layers are not rescaled."""
     model = build(case, layer_drop=0.4, attn_implementation="sdpa").double().train()
     draws = iter((u_encoder, u_decoder))
     monkeypatch.setattr(torch, "rand", lambda n, device: torch.tensor(next(draws)))
@@ -91,7 +91,7 @@ def test_layers_are_skipped_as_often_as_asked_and_only_in_training():
 
 
 def test_a_decoder_skips_layers_in_training_without_labels_too():
-    """Its config asks for a cache, which is then not made."""
+    """The config sets `use_cache`, but in training no cache is made."""
     model, inputs = build("vanilla", layer_drop=0.3).train(), pair()
     inputs["decoder_input_ids"] = inputs.pop("labels").clamp(min=0)
     assert model.config.use_cache
@@ -106,7 +106,7 @@ def test_a_decoder_skips_layers_in_training_without_labels_too():
 
 
 def test_layer_drop_takes_checkpointing():
-    """Layers that run again in the backward pass are those that ran."""
+    """The backward pass recomputes exactly the layers that ran in the forward pass."""
     check_checkpointing(lambda: build("vanilla-prenorm", layer_drop=0.5), None)
 
 
@@ -128,7 +128,7 @@ def test_rezero_starts_as_the_identity_and_without_norms():
 
 
 def test_rezero_has_one_weight_a_layer_and_it_learns():
-    """At the start only the weights (and the embeddings) have gradients; once they have moved, everything has."""
+    """At the start only these weights and the embeddings have gradients. After a step, all parameters have."""
     model = new(residual="rezero").train()
     weights = {name: p for name, p in model.named_parameters() if name.endswith("residual_weight")}
     assert len(weights) == 3 + 4
@@ -158,7 +158,7 @@ def test_dlcl_starts_as_the_mean_and_adds_one_norm_a_layer(before):
 
 
 def test_dlcl_with_unit_weights_is_the_plain_stack():
-    """W_lk = 1 where k = l: post-norm, each layer reads the one before it, normalised once more."""
+    """Post-norm with W_lk = 1 where k = l, and without DLCL's own norms: each layer reads the layer before it."""
     plain, model = build("vanilla"), build("vanilla-dlcl")
     state = plain.state_dict()
     for name, tensor in model.state_dict().items():
@@ -194,7 +194,7 @@ def test_the_combination_of_a_hand_made_history():
     torch.testing.assert_close(second, torch.tensor([[[0.5 * 4 - 2.0, 0.5 * 8 + 2.0]]]), atol=2e-5, rtol=0)
 
 
-# All
+# All ways
 
 
 @pytest.mark.parametrize("fields", [{"residual": "rezero"}, {"layer_aggregation": "dlcl"}, {"layer_drop": 0.5}])
@@ -203,7 +203,7 @@ def test_a_few_steps_of_training_lower_the_loss(fields):
 
 
 def test_weights_of_the_plain_model_keep_their_names():
-    """Checkpoints of the vanilla family from before these options load as they are."""
+    """Checkpoints of the vanilla family that are older than these options still load."""
     names = set(build("vanilla", layer_drop=0.2).state_dict())
     assert not [name for name in names if "combination" in name or "residual_weight" in name]
     assert {name.rpartition("decoder.layers.0.")[2] for name in names if "decoder.layers.0." in name} == {
@@ -237,7 +237,7 @@ def test_a_trained_base_keeps_its_way_of_joining_layers(field, value, caplog):
 
 @pytest.mark.parametrize(("layers", "millions"), [(36, 224.1), (48, 287.2)])
 def test_dlcl_of_the_latent_depth_papers_table_1(layers, millions):
-    """Prints 224 for both: for 48 layers a copy of the value for 36 (specs). LayerNorms and W are the last 0.1."""
+    """The table prints 224 twice: at 48 layers it copies the value of 36 (specs). LayerNorms and W add 0.1."""
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(
             VanillaTransformerConfig(

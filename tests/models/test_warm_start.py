@@ -1,4 +1,4 @@
-"""Proximal initialisation: a result is compared with what Transformers' own model of the base computes."""
+"""Proximal initialisation: a result is compared with what its base computes."""
 
 import copy
 import re
@@ -45,7 +45,7 @@ from hf_deepwide.warm_start import logit_difference
 SCRIPT = Path(__file__).parents[2] / "scripts" / "proximal_init.py"
 
 VOCAB, TARGET_VOCAB, LENGTH = 50, 37, 20
-SIZES = {  # all different, so that nothing can stand in for something else
+SIZES = {  # the stacks differ, so that a mix-up of their sizes fails
     "vocab_size": VOCAB,
     "d_model": 24,
     "encoder_layers": 2,
@@ -87,7 +87,7 @@ BASES = {
 
 
 def make(name: str, **fields) -> PreTrainedModel:
-    """A base all of whose weights matter: norms, biases and final logits biases are random, too."""
+    """A base with random weights, so that every weight matters: also norms, biases and final logits biases."""
     config_class, model_class, own = BASES[name]
     model = model_class(config_class(**{**SIZES, **own, **fields}))
     generator = torch.Generator().manual_seed(1)
@@ -250,7 +250,7 @@ def test_double_mean_divides_each_sublayer_by_n_and_says_so(caplog):
 
 
 def test_unjoined_copies_of_a_network_are_that_network(caplog):
-    """Their mean is taken before the activation and behind it; both means are of equal copies."""
+    """A mean over the copies is taken before the activation and after it. All copies are equal in both means."""
     base, inputs = make("vanilla"), batch("vanilla")
     wide = off(base, attention_branches=2, ffn_branches=3, join_ffn=False)
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_without_dropping_copies_learn_alike_and_with_it_they_part():
 
 def test_overrides_that_leave_the_function_alone():
     base, inputs = make("marian"), batch("marian")
-    base.config.use_cache = False  # as Trainer saves it
+    base.config.use_cache = False  # as Trainer saves a config
     wide = off(
         base,
         attention_branches=2,
@@ -353,7 +353,7 @@ def test_overrides_that_are_refused(name, overrides, message):
 
 
 def test_a_post_norm_base_for_a_pre_norm_family_is_refused_once():
-    """`normalize_before=True`, which the family asks for, is no way out: the weights are of the other form."""
+    """The family requires `normalize_before=True`, but setting it does not help: the weights are post-norm."""
     with pytest.raises(UserError, match=r"post-norm, and a latent_depth .* train a base"):
         LatentDepthForConditionalGeneration.from_base(make("bart"))
 
@@ -457,7 +457,7 @@ def test_checkpoints_that_are_refused(tmp_path):
 
 
 def with_leftovers(name: str, folder: Path, *keys: str) -> PreTrainedModel:
-    """Save a model; its file has further matrices, which differ from the one that the config ties them to."""
+    """Save a model whose file has additional matrices. They differ from the matrix that the config ties them to."""
     base = make(name)
     base.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
@@ -476,7 +476,7 @@ LEFTOVERS = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decod
     [("marian", LEFTOVERS[:1]), ("marian", LEFTOVERS[1:]), ("marian", LEFTOVERS), ("marian separate", LEFTOVERS[:1])],
 )
 def test_a_marian_whose_file_holds_two_matrices_for_one_is_tied_again(name, keys, tmp_path, caplog):
-    """transformers#45005: Transformers 4 tied them, and 5 leaves them apart."""
+    """transformers#45005: Transformers 4 tied such matrices, and Transformers 5 does not."""
     base, inputs = with_leftovers(name, tmp_path, *keys), batch(name)
     apart = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     with torch.no_grad():
@@ -500,7 +500,7 @@ def test_a_marian_whose_file_holds_two_matrices_for_one_is_tied_again(name, keys
 
 
 def test_it_is_tied_again_where_the_hub_converts_the_file(tmp_path, monkeypatch):
-    """Transformers then loads a converted copy, and the repository itself has no file whose names could be read."""
+    """Transformers then loads a converted copy. The repository itself has no file from which to read tensor names."""
     base, inputs = with_leftovers("marian", tmp_path, *LEFTOVERS[:1]), batch("marian")
     monkeypatch.setattr(checkpoint_files, "shapes", lambda name: None)
     with torch.no_grad():

@@ -1,13 +1,13 @@
-"""What the pages print is done as users do it."""
+"""Tests in this folder run the code on the pages as users run it."""
 
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
 def blank_figures() -> None:
-    """Draw figures."""
+    """Draw figures: override the fixture that leaves them blank."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_held_out() -> None:
-    """Hold out as many phrases as users get."""
+    """Hold out as many phrases as for users: override the fixture that holds out few."""

@@ -9,12 +9,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The page's blocks of a language, in order."""
+    """The blocks of code on a page in one language, in order."""
     return [code for kind, code in fenced(page) if kind == language]
 
 
 def fenced(page: Path, section: str = "") -> list[tuple[str, str]]:
-    """All blocks of a page, or of the section with a heading, each with its language."""
+    """All blocks of a page, or of the section with this heading, each as (language, code)."""
     text = page.read_text(encoding="utf-8")
     if section:
         text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
@@ -22,7 +22,7 @@ def fenced(page: Path, section: str = "") -> list[tuple[str, str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words behind `hf-deepwide` of every command, in shell blocks and between backticks."""
+    """The words after `hf-deepwide` in every command, in shell blocks and between backticks."""
     text = page.read_text(encoding="utf-8")
     inline = re.findall(r"`([^`\n]*\bhf-deepwide [^`\n]*)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.M))
     lines = [line for code in blocks(page, "shell") for line in code.replace("\\\n", " ").splitlines()]

@@ -1,7 +1,7 @@
-"""The Python and shell blocks of README and getting-started run as printed, one after the other, in an empty folder.
+"""The Python and shell blocks of README, getting-started and two sections run as printed, in order, in a new folder.
 
-Nothing in a block is changed. The command `hf-deepwide` that the blocks find makes every training a short one. It and
-Python's blocks run in children of a server, which has imported what takes longest.
+Nothing in a block is changed. The command `hf-deepwide` that the blocks find makes every training a short one. This
+command and the Python blocks run in children of a server, which has already imported the slowest modules.
 """
 
 import json
@@ -58,14 +58,14 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def client():
-    """The words that begin a command of the server's, which runs meanwhile."""
+    """The words that start a command in the server. The server runs during the tests."""
     with forked_commands.serving("hf_deepwide.runs.run", environment=ENVIRONMENT) as address:
         yield forked_commands.client(address)
 
 
 @pytest.fixture
 def paste(tmp_path, client):
-    """Runs the blocks of a page, or of a section, in an empty folder; `short` are further keys for the trainings."""
+    """A function that runs the blocks of a page or section in a new folder. `short`: further keys for trainings."""
     folder, programs = tmp_path / "folder", tmp_path / "bin"
     folder.mkdir()
     programs.mkdir()
@@ -91,7 +91,7 @@ def paste(tmp_path, client):
 
 
 def test_readme_runs_as_printed(paste):
-    """Its `runs/quickstart` is a small untrained model of the recipe's kind."""
+    """The `runs/quickstart` of the page is a small untrained model of the recipe's family."""
     save_mat(paste.folder / "runs" / "quickstart")
     python, shell = paste(README, **{"data.train_size": 300, "tokenizer.vocab_size": 200})
     assert python.strip()
@@ -122,7 +122,7 @@ def test_adapters_are_merged_as_printed(paste):
 
 
 def test_getting_started_runs_as_printed(paste):
-    """The Marian model that it names is a small untrained one, in a folder of that name."""
+    """The Marian model that the page names is a small untrained model, in a folder of that name."""
     save_marian(paste.folder / "Helsinki-NLP" / "opus-mt-de-en")
     paste(GETTING_STARTED)
     sources = [
@@ -138,7 +138,7 @@ def test_getting_started_runs_as_printed(paste):
 
 
 def test_data_that_a_model_makes_runs_as_printed(paste):
-    """With a small corpus, and the recipe that the section starts from."""
+    """The folder holds a small corpus, and the recipe that the section starts from."""
     corpus = paste.folder / "corpus"
     corpus.mkdir()
     phrases = build_phrases("de", "en", train_size=120)["train"]
@@ -182,9 +182,9 @@ def save_marian(folder):
 
 
 def test_readme_shows_a_sentence_that_the_quick_start_can_translate():
-    """A held-out one of its corpus, with the printed answer, and its words and numbers' digits all in training.
+    """The sentence is held out, its translation is the printed one, and its words (not its numbers) are in training.
 
-    The quick start ends with this sentence, so whoever runs it sees what the trained model makes of it.
+    The quick start ends with this sentence, so its reader sees how the trained model translates it.
     """
     text = README.read_text(encoding="utf-8")
     source, translation = re.search(r'translate\("(.+)"\)\[0\]\["translation_text"\]\) +# (.+)', text).groups()

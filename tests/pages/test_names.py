@@ -1,4 +1,4 @@
-"""What the pages name exists: files, links, commands, recipe keys, families; and what is generated is up to date."""
+"""Files, links, commands, recipe keys and families that the pages name exist, and generated parts are up to date."""
 
 import builtins
 import importlib
@@ -71,7 +71,7 @@ def test_every_command_is_accepted(page):
 
 @pytest.mark.parametrize("name", ["multi30k_en_de_back_translation", "multi30k_en_de_distillation"])
 def test_the_commands_in_a_recipe_are_accepted(name, tmp_path):
-    """They make the data that the recipe trains on, where the recipe looks for them."""
+    """The commands write the data to the files that the recipe trains on."""
     lines = (PACKAGED / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     header = [line[1:] for line in lines if line.startswith("#")]
     code = "\n".join(line.strip() for line in header if line.startswith("     "))
@@ -86,7 +86,7 @@ def test_the_commands_in_a_recipe_are_accepted(name, tmp_path):
 
 
 def is_recipe_key(key: str) -> bool:
-    """Whether a dotted key is one of a recipe of either task."""
+    """Whether a dotted key is a key of a recipe, for any of the three tasks."""
     section, _, name = key.partition(".")
     return any(name in properties.get(section, {}).get("properties", {}) for properties in PROPERTIES)
 
@@ -103,14 +103,14 @@ def test_every_recipe_key_exists(page):
 
 
 def named_classes(page: Path) -> list[str]:
-    """Names between backticks that begin as classes do."""
+    """Names between backticks that look like names of classes."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"`((?:[A-Z]\w*)?[A-Z][a-z]\w+)`", text)
 
 
 @each_page
 def test_every_class_exists(page):
-    """It is ours, Transformers' or Python's."""
+    """Each class is defined in this repository, in Transformers or in Python."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     for name in named_classes(page):
         assert (
@@ -122,7 +122,7 @@ def test_every_class_exists(page):
 
 @pytest.mark.parametrize("name", ["models", "layers"])
 def test_every_field_of_the_models_pages_exists(name):
-    """The last column of the tables."""
+    """The fields are those in the last column of the tables."""
     page = ROOT / "docs" / f"{name}.md"
     fields = {name for family in FAMILIES.values() for name in vars(family.config())}
     rows = re.findall(r"^\|.*\| (.*) \|$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -133,7 +133,7 @@ def test_every_field_of_the_models_pages_exists(name):
 
 @pytest.mark.parametrize("found", [named_files, named_keys, named_classes])
 def test_what_pages_name_is_found(found):
-    """The tests above look at what is found, and would pass if nothing were."""
+    """The tests above check what these functions find, and would pass if they found nothing."""
     assert sum(len(found(page)) for page in PAGES) > 30
 
 
@@ -158,7 +158,7 @@ def test_readme_lists_every_family_and_every_page():
 
 
 def test_the_oldest_versions_are_those_that_are_accepted():
-    """Where a model is shared, nobody sees what the package asks for."""
+    """A page names the versions, because a reader of a shared model does not see what the package requires."""
     page = (ROOT / "docs" / "sharing.md").read_text(encoding="utf-8")
     needed = [Requirement(line) for line in requires("hf_deepwide") or () if "extra ==" not in line]
     oldest = {each.name: next(iter(each.specifier)).version for each in needed if each.specifier}

@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Fixtures that tests of runs share."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Sums come in another order on two threads, and the processes of tests run on one."""
+    """Use one thread, as the processes of tests do: with two threads, sums are computed in another order."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The mean of checkpoints against a plain mean, and what has no mean."""
+"""The mean of checkpoints against a plain mean, and the checkpoints that cannot be averaged."""
 
 import json
 from pathlib import Path
@@ -31,12 +31,12 @@ def checkpoint(folder: Path, **tensors) -> Path:
 
 @pytest.mark.parametrize("name", ["PhobertTokenizer", "BertweetTokenizer", "BartphoTokenizer", "M2M100Tokenizer"])
 def test_all_files_of_slow_tokenizers_are_taken_along(name):
-    """Of bases that a recipe can name: RoBERTa's kind, mBART's, and NLLB's."""
+    """The tokenizers of bases that a recipe can name: models like RoBERTa, mBART and NLLB."""
     assert {*getattr(transformers, name).vocab_files_names.values()} <= {*SIDE_FILES}
 
 
 def test_the_mean_is_taken_in_double_precision(tmp_path):
-    """Against a plain sum; in float32 the small differences of bfloat16 weights would drown."""
+    """Compare with a plain sum. In float32 the small differences of bfloat16 weights would be lost to rounding."""
     generator = torch.Generator().manual_seed(0)
     sets = [
         {
@@ -89,7 +89,7 @@ def test_checkpoints_of_different_models_have_no_mean(other, words, tmp_path):
 
 
 def test_the_mean_comes_with_its_tokenizer_whatever_that_is(tmp_path):
-    """All files that the tokenizers of Transformers' encoder-decoders are made of, and none of training's."""
+    """Copy all files of the tokenizers of Transformers' encoder-decoders, and no files of the training."""
     tokenizers = [TOKENIZER_MAPPING.get(config, None) for config in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING]
     names = {name for each in filter(None, tokenizers) for name in each.vocab_files_names.values()}
     assert names >= {"sentencepiece.bpe.model", "target_vocab.json", "merges.txt", "source.spm", "tokenizer.json"}
@@ -131,7 +131,7 @@ def test_models_that_compute_different_things_have_no_mean(tmp_path):
     ],
 )
 def test_fields_of_all_families_decide_what_a_model_computes(tmp_path, model_type, field, value):
-    """The first checkpoint is older than the field, which then has its default."""
+    """The first checkpoint is older than the field, so the field has its default there."""
     one, two = (checkpoint(tmp_path / name, w=torch.zeros(3)) for name in ("one", "two"))
     (one / "config.json").write_text(json.dumps({"model_type": model_type, "dropout": 0.3}))
     default = getattr(CONFIG_MAPPING[model_type], field)
@@ -151,14 +151,14 @@ def test_two_families_are_named_before_the_fields_that_one_of_them_lacks(tmp_pat
 
 
 def test_fields_that_concern_training_may_differ_in_a_mean():
-    """Each exists in some config, so that a renamed field does not stay in the list."""
+    """Each listed field exists in some config, so that a renamed field does not stay in the list."""
     configs = [MarianConfig, BartConfig, RobertaConfig, *(family.config for family in FAMILIES.values())]
     known = {name for config in configs for name in config().to_dict()}
     assert FREE - known <= {"torch_dtype", "auto_map", "custom_pipelines", "layerdrop", "_name_or_path", *LIMITS}
 
 
 def test_models_of_other_languages_or_tokens_have_no_mean(tmp_path):
-    """Though their weights have the same shapes."""
+    """Refuse them although their weights have the same shapes."""
     one, two = (checkpoint(tmp_path / name, w=torch.zeros(3)) for name in ("one", "two"))
     config = {"source_lang": "en", "target_lang": "de"}
     for folder in (one, two):

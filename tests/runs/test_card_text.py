@@ -38,7 +38,7 @@ MARKDOWN = MarkdownIt("gfm-like", {"html": True, "linkify": False}).enable("tabl
 
 
 def text_of(tokens):
-    """What a reader sees of parsed Markdown."""
+    """The text that a reader sees of parsed Markdown."""
     return "".join(
         token.content if token.type in ("text", "code_inline", "text_special") else text_of(token.children or [])
         for token in tokens
@@ -187,7 +187,7 @@ def test_code_has_metrics_of_its_own_and_no_language(tmp_path):
 
 
 def test_a_folder_below_the_root_is_no_data_set_of_the_hub(tmp_path):
-    """Such as what `hf-deepwide data wmt14-en-de --output corpora` has made."""
+    """Such a folder is the output of `hf-deepwide data wmt14-en-de --output corpora`."""
     (tmp_path / "corpora" / "wmt14-en-de").mkdir(parents=True)
     values = tiny_values(tmp_path / "run")
     values["data"] = {"format": "datasets", "name": "wmt14-en-de", "root": str(tmp_path / "corpora"),

@@ -1,4 +1,4 @@
-"""Classification: what is read, how it is scored, what a run of several seeds leaves behind."""
+"""Classification: reading the data, the scores, and the files that a run of several seeds leaves behind."""
 
 import gzip
 import json
@@ -62,7 +62,7 @@ def rows(count, seed):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Files with a header, one of them packed; a quotation mark that nothing closes is part of a sentence."""
+    """Gzipped files with a header. A quotation mark without a closing one is part of a sentence."""
     folder = tmp_path_factory.mktemp("data")
     for seed, (split, count) in enumerate({"train": 96, "dev": 40, "test": 32}.items()):
         lines = ["id\tfirst\tsecond\tclass", *("\t".join(["7", *row]) for row in rows(count, seed))]
@@ -105,7 +105,7 @@ def recipe_of(data, base, run, **training):
 
 @pytest.mark.parametrize("family", ["roberta", "mat_roberta"])
 def test_a_trained_head_keeps_its_labels(family, data, base, tmp_path):
-    """The base has the same labels as the recipe, in another order: at the start all predict what the base does."""
+    """The base has the recipe's labels in another order. At the start, each model predicts as the base does."""
     names = {0: "same", 1: "other"}  # the recipe has `other` first
     labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
     trained = scramble(AutoModelForSequenceClassification.from_pretrained(base, **labels)).eval()
@@ -123,7 +123,7 @@ def test_a_trained_head_keeps_its_labels(family, data, base, tmp_path):
 
 
 def test_a_base_whose_sentences_have_no_end_token(data, tmp_path):
-    """As BERT's and DistilBERT's: they have separators."""
+    """BERT and DistilBERT have such tokenizers: they use separators."""
     base, words = tmp_path / "base", sorted({word for row in rows(200, 9) for word in " ".join(row[:2]).split()})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = DistilBertTokenizerFast(vocab={word: number for number, word in enumerate([*special, *words])})
@@ -139,7 +139,7 @@ def test_a_base_whose_sentences_have_no_end_token(data, tmp_path):
 
 @pytest.mark.parametrize("family", ["roberta", "mat_roberta"])
 def test_accumulation_changes_no_gradient(family, data, base, tmp_path):
-    """Two batches of 8 are one of 16, also for classes whose `forward` takes any keyword."""
+    """Two batches of 8 train as one batch of 16, also for classes whose `forward` takes any keyword."""
     plain = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = {"roberta": plain, "mat_roberta": {"dropout": 0.0, "attention_dropout": 0.0, "attention_branches": 2}}
     model["mat_roberta"] |= {"drop_branch": 0.0}
@@ -158,7 +158,7 @@ def test_accumulation_changes_no_gradient(family, data, base, tmp_path):
 
 
 def test_a_run_does_not_go_on_with_other_data(data, base, tmp_path, monkeypatch):
-    """Its seeds would be trained and scored on different rows."""
+    """The seeds of the run would be trained and scored on different rows."""
     corpus = tmp_path / "corpus"
     shutil.copytree(data, corpus)
     with monkeypatch.context() as patch:
@@ -297,12 +297,12 @@ def test_sizes_of_the_base_may_be_repeated(base):
 
 def test_a_long_text_can_be_cut_to_what_the_model_takes(finished):
     classify = pipeline("text-classification", model=str(finished[0]), device="cpu")
-    assert classify.tokenizer.model_max_length == 64  # positions of RoBERTa's begin behind the padding's id
+    assert classify.tokenizer.model_max_length == 64  # RoBERTa's positions start after the padding id
     assert classify("there is a dog " * 100, truncation=True)
 
 
 def test_the_tokenizer_is_the_bases(data, base, tmp_path):
-    """Else each token would get the embedding of another one, or of none; and nothing is left of such a start."""
+    """With another tokenizer, a token would get the wrong embedding or none. The refused start leaves no folder."""
     other = train_tokenizer(["another text altogether"] * 9, TokenizerArguments(vocab_size=40))
     other.save_pretrained(tmp_path / "other")
     longer = AutoTokenizer.from_pretrained(base)
@@ -351,7 +351,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(finished, data, base, tmp
 
 
 def test_runs_of_another_kind_stay(data, base, tmp_path, monkeypatch):
-    """A translation model and a classifier look for what they left behind in other places."""
+    """A translation model and a classifier look for their files in different places."""
     recipe = recipe_of(data, base, tmp_path / "run", seeds=[1, 2])
     kill_at(monkeypatch, seed=2, step=9)
     with pytest.raises(KeyboardInterrupt):
@@ -380,7 +380,7 @@ def test_a_run_of_another_kind_takes_the_place_of_all_that_was_written(finished,
     assert (run / "seed-notes").is_dir()
     assert read_results(run)["recipe"]["training"]["max_steps"] == 8
 
-    (run / "seed-1").mkdir()  # of a translation model it is not a seed's
+    (run / "seed-1").mkdir()  # in a run of a translation model, this is not the folder of a seed
     (run / "seed-1" / "notes.txt").touch()
     run_recipe(tiny_recipe(run, max_steps=8), overwrite=True)
     assert (run / "seed-1" / "notes.txt").is_file()
@@ -410,7 +410,7 @@ def test_a_half_written_checkpoint_is_set_aside(finished, data, base, tmp_path, 
 
 
 def test_a_signal_saves_the_step_and_the_same_command_goes_on(finished, data, base, tmp_path, monkeypatch, caplog):
-    """Even where the checkpoint of the step is not the best one, of which alone Transformers keeps one."""
+    """Transformers alone would keep only the best checkpoint, which may not be the checkpoint of this step."""
     recipe = recipe_of(data, base, tmp_path / "run", seeds=[1])
     after_steps(monkeypatch, lambda args, state: state.global_step == 8 and os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as exit:
@@ -427,7 +427,7 @@ def test_a_signal_saves_the_step_and_the_same_command_goes_on(finished, data, ba
 
 
 def test_a_training_that_had_ended_is_not_continued(data, base, tmp_path, monkeypatch):
-    """Where its last step is within an epoch, a Trainer would make one more."""
+    """If the last step is within an epoch, a Trainer would make one more step."""
     steps = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 4, "save_steps": 4, "max_steps": 8}
     recipes = [
         recipe_of(data, base, tmp_path / name, seeds=[1], save_total_limit=5, **steps) for name in ("whole", "killed")
@@ -455,7 +455,7 @@ def test_a_training_that_had_ended_is_not_continued(data, base, tmp_path, monkey
 def test_an_older_run_stays_until_the_first_seed_of_the_new_one_is_trained(
     finished, data, base, tmp_path, monkeypatch
 ):
-    """Files of others stay, whatever they are called."""
+    """Files that the run did not write stay, whatever their names."""
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
     (run / "seed-notes.txt").write_text("mine")
@@ -542,7 +542,7 @@ def test_other_models_are_fine_tuned_plainly(data, base, tmp_path):
 
 
 def test_an_encoder_decoder_model_is_scored_by_its_logits(data, base, tmp_path):
-    """Its output holds the encoder's states, too."""
+    """The output of such a model also holds the encoder's states."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     layers = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
@@ -605,7 +605,7 @@ def test_scores_are_those_of_the_definitions(classes):
     assert found["f1"] == pytest.approx(100 * (f1[1] if classes == 2 else sum(f1) / 3))
     if classes == 2:
         assert found["matthews"] == pytest.approx(100 * np.corrcoef(expected, predicted)[0, 1])
-    else:  # of indicator vectors, summed over the classes
+    else:  # the correlation of indicator vectors, summed over the classes
         a, b = (np.eye(3)[each] for each in (expected, predicted))
         covariance = [((x - x.mean(0)) * (y - y.mean(0))).sum() for x, y in ((a, b), (a, a), (b, b))]
         assert found["matthews"] == pytest.approx(100 * covariance[0] / math.sqrt(covariance[1] * covariance[2]))
@@ -625,11 +625,11 @@ def test_rows_are_read_as_they_are(data):
 
 def test_a_file_may_hold_objects_or_quoted_columns(tmp_path):
     expected = [("a, b", "1"), ("NA", "0"), ("null", "1")]
-    names = [("12", "01"), ("1.0", "02")]  # text, not numbers
+    names = [("12", "01"), ("1.0", "02")]  # must stay text, and not become numbers
     (tmp_path / "b.csv").write_text("sentence,label\n" + "".join(f"{t},{n}\n" for t, n in names))
     found = read_splits(ClassificationArguments("csv", "b.csv", "b.csv", root=str(tmp_path)))["train"]
     assert list(zip(found["text"], found["label"], strict=True)) == names
-    dates = [("2020-01-01", "a"), ("2020-01-02", "1.50")]  # nor dates
+    dates = [("2020-01-01", "a"), ("2020-01-02", "1.50")]  # must stay text, and not become dates
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"sentence": t, "label": n}) + "\n" for t, n in dates))
     found = read_splits(ClassificationArguments("jsonl", "b.jsonl", "b.jsonl", root=str(tmp_path)))["train"]
     assert list(zip(found["text"], found["label"], strict=True)) == dates
@@ -683,7 +683,7 @@ def test_mistakes_in_data_are_named(fields, words, data):
 
 
 def test_a_class_may_lie_in_the_rows_that_are_held_out(base, tmp_path):
-    """It is one of the model's classes all the same."""
+    """Such a class is still one of the model's classes."""
     rows = [
         "first\tclass",
         *(f"the dog sleeps {number}\t{number % 2}" for number in range(20)),
@@ -815,7 +815,7 @@ def test_a_resumed_training_does_not_evaluate_as_at_its_start(data, base, tmp_pa
 
 
 def test_a_link_is_no_seed(tmp_path):
-    """What it leads to belongs to somebody else, and names no files of the run."""
+    """The target of the link belongs to somebody else, and names no files of the run."""
     run, theirs = tmp_path / "run", tmp_path / "theirs"
     for folder in (run, theirs):
         folder.mkdir()
@@ -830,7 +830,7 @@ def test_a_link_is_no_seed(tmp_path):
 
 
 def test_classes_are_in_the_order_that_a_data_set_declares(tmp_path):
-    """F1 is that of the second class; GLUE's paraphrases are `equivalent`, the second of theirs."""
+    """F1 is computed for the second class. In GLUE's paraphrase data, this is `equivalent`."""
     names = ["not_equivalent", "equivalent"]
     features = Features({"sentence": Value("string"), "label": ClassLabel(names=names)})
     rows = Dataset.from_dict({"sentence": ["a", "b", "c"], "label": [1, 0, 1]}, features)

@@ -1,4 +1,4 @@
-"""`compare` on run folders: validation losses first, Holm over the systems, equivalence, and the JSON file."""
+"""`compare` on run folders: validation losses first, Holm's correction, equivalence, and the JSON file."""
 
 import json
 import random
@@ -24,14 +24,14 @@ LOSSES = {"plain": [2.10, 2.14, 2.12], "wide": [2.01, 2.05], "deep": [2.11, 2.15
 
 @pytest.fixture(autouse=True)
 def few_trials(monkeypatch):
-    """The tests over sentences have tests of their own, and take seconds."""
+    """Make the tests over sentences short: they take seconds, and have tests of their own."""
     monkeypatch.setattr(compare, "randomization", partial(compare.randomization, trials=19))
     monkeypatch.setattr(compare, "clustered_bootstrap", partial(compare.clustered_bootstrap, samples=19))
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Folders of runs as training leaves them, as far as they are compared."""
+    """Folders of runs, with only those files of a training that are compared."""
     draw = random.Random(0)
     references = [" ".join(draw.choices("abcdefgh", k=9)) for _ in range(12)]
     (tmp_path / "reference").write_text("".join(f"{line}\n" for line in references))
@@ -68,12 +68,12 @@ def test_losses_stand_first_and_holm_allows_for_the_systems(runs):
     assert deep.p_equivalence < wide.p_equivalence
     assert compared[6].interval is None
     assert compared[7].interval[0] < compared[7].difference < compared[7].interval[1]
-    assert compared[7].p_sentences is None  # three runs and two
+    assert compared[7].p_sentences is None  # three runs against two
     assert compared[8].p_sentences is not None
 
 
 def test_losses_of_two_vocabularies_of_words_are_compared(runs, caplog):
-    """Runs on words have no tokenizer.json, but a vocabulary of each side."""
+    """Runs on words have no tokenizer.json, but a vocabulary for each side."""
     for folder in runs.glob("*-*"):
         (folder / "tokenizer.json").unlink()
         for side in ("source", "target"):
@@ -94,7 +94,7 @@ def test_losses_are_left_out_beside_a_file_of_translations(runs, caplog):
 
 
 def test_losses_of_two_tokenizers_are_not_compared(runs, caplog):
-    (runs / "wide-2" / "tokenizer.json").write_text('{"truncation": {"max_length": 9}}')  # no other tokens
+    (runs / "wide-2" / "tokenizer.json").write_text('{"truncation": {"max_length": 9}}')  # the tokens are the same
     assert "loss" in {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])}
     (runs / "wide-2" / "tokenizer.json").write_text('{"model": {}}')
     assert {each.metric for each in compare_runs(systems(runs), str(runs / "reference"), ["bleu"])} == {"bleu"}
@@ -156,7 +156,7 @@ def test_a_margin_that_is_no_metric_and_number_is_refused(word):
 
 @pytest.fixture
 def with_recipes(runs):
-    """The same runs with recipes, which can be changed, and the files that these name."""
+    """Add recipes and their data files to `runs`. Return a function that changes the recipe of a run."""
     text = (runs / "reference").read_text()
     for name in ("test", "other", "valid"):
         (runs / f"{name}.de").write_text(text if name != "other" else text.replace("a", "z"))
@@ -201,7 +201,7 @@ def test_nothing_that_is_compared_is_written_over(runs, with_recipes, monkeypatc
 
 
 def test_runs_need_one_test_set(runs, with_recipes):
-    """Whatever it is called; that the number of sentences is the same is not enough."""
+    """The sentences must be the same, not only their number. The name of the test set may differ."""
     compared = compare_runs(systems(runs), metrics=["bleu"])
     assert compared[-1].scores == compare_runs(systems(runs), str(runs / "reference"), ["bleu"])[-1].scores
     (runs / "again.de").write_text((runs / "test.de").read_text())
@@ -232,7 +232,7 @@ def test_damaged_results_are_named(runs, with_recipes):
 
 
 def test_a_test_set_that_is_not_here_names_its_run_and_a_way_out(runs, with_recipes):
-    """As in another folder than that of the training."""
+    """The file is missing, as in another folder than that of the training."""
     for language in ("de", "en"):
         (runs / f"test.{language}").rename(runs / f"elsewhere.{language}")
     for chosen in (None, "test"):
@@ -242,7 +242,7 @@ def test_a_test_set_that_is_not_here_names_its_run_and_a_way_out(runs, with_reci
 
 
 def test_a_chosen_test_set_may_stand_in_different_lists(runs, with_recipes):
-    """Its lines alone must be the same, wherever they are among a run's translations."""
+    """Only the lines of the chosen set must be the same, at any place among a run's translations."""
     expected = compare_runs(systems(runs), metrics=["bleu"])
     lines = (runs / "other.en").read_text()
     for folder, sets in (("plain-1", ["test", "other"]), ("wide-2", ["other", "test"])):
@@ -284,7 +284,7 @@ def test_losses_of_two_validation_sets_are_not_compared(runs, with_recipes, capl
 
 
 def note_digests(runs, **names):
-    """Let each run note the sentences that it was validated and tested on, as they are now."""
+    """Write into each run's results the digests of its validation and test sentences, as they are now."""
     for file in runs.glob("*-*/results.json"):
         texts = {
             split: {lang: (runs / f"{name}.{lang}").read_text().splitlines() for lang in ("de", "en")}
@@ -319,7 +319,7 @@ def test_losses_on_a_validation_set_that_has_changed_between_runs_are_not_compar
 
 
 def test_losses_are_left_out_where_a_run_has_none(runs, with_recipes, caplog):
-    """Nor is a validation set looked for that this run does not have."""
+    """The run has no validation set either, and none is looked for."""
     file = runs / "deep-3" / "results.json"
     results = json.loads(file.read_text())
     del results["validation"]
@@ -349,7 +349,7 @@ def test_runs_on_streams_are_compared(runs, with_recipes):
         for seed in range(1, 1 + len(LOSSES[name])):
             with_recipes(f"{name}-{seed}", **{f"data__{key}": value for key, value in fields.items()})
     assert compare_runs(systems(runs), metrics=["bleu"]) == expected
-    with_recipes("deep-3")  # the same sentences, in files of text
+    with_recipes("deep-3")  # the same sentences, in text files
     assert compare_runs(systems(runs), metrics=["bleu"]) == expected
 
 
@@ -393,7 +393,7 @@ def test_defaults_that_are_written_out_are_no_others(runs, with_recipes):
 
 
 def test_two_codes_of_one_language_are_compared(runs, with_recipes):
-    """As of an own model and of NLLB; where the language chooses sacreBLEU's tokenizer, by what is chosen."""
+    """Such as `en` and NLLB's `eng_Latn`. With `--tokenize auto`, both must select the same sacreBLEU tokenizer."""
     expected = compare_runs(systems(runs), metrics=["bleu"])
     for split in ("test", "valid"):
         (runs / f"{split}.eng_Latn").write_text((runs / f"{split}.en").read_text())
@@ -414,7 +414,7 @@ def test_no_run_counts_twice(runs, again):
 
 
 def test_copies_of_a_training_are_not_several_seeds(runs, with_recipes, caplog):
-    """As two systems they may be compared: a run can be translated in two ways."""
+    """Two copies may be compared as two systems, because a run can be translated in two ways."""
     for folder, own in (("plain-1", "x"), ("plain-2", "x"), ("plain-3", "y"), ("wide-1", "x")):
         (runs / folder / "run.json").write_text(json.dumps({"hf_deepwide": "0", "id": own}))
     one, two, three, other = (str(runs / name) for name in ("plain-1", "plain-2", "plain-3", "wide-1"))

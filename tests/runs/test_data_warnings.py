@@ -1,4 +1,4 @@
-"""What is odd about the data of a run is said before the training, and no more than that."""
+"""Warnings before the training about odd data, and no warnings about normal data."""
 
 import pytest
 from datasets import Dataset
@@ -55,7 +55,7 @@ def test_of_several_language_pairs_reversed_sentences_overlap():
 
 
 def test_overlap_is_of_text_as_tokenizers_read_it():
-    """Unicode's form, and spaces, make no other sentence."""
+    """Sentences that differ only in Unicode normalization or in spaces are the same."""
     train = Dataset.from_dict({"source": ["o\u0323mo\u0323", "a  b "], "target": ["child", "c"]})
     held_out = Dataset.from_dict({"source": ["\u1ecdm\u1ecd", "a\u00a0b", "a b"], "target": ["child", " c", "d"]})
     assert count_overlap(train, held_out) == 2

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and never in place of an input."""
+"""Files and folders appear complete or not at all, and never replace an input."""
 
 import gzip
 import os
@@ -41,7 +41,7 @@ def test_an_existing_output_is_refused_unless_overwriting(tmp_path):
 
 
 def test_a_folder_that_is_read_only_is_refused_before_the_work(tmp_path, monkeypatch):
-    """Whoever runs the tests may be allowed everything, so the system's answer is made up."""
+    """Replace `os.access`, because the user who runs the tests (root) may be allowed to write everywhere."""
     asked = []
     monkeypatch.setattr(os, "access", lambda path, mode: bool(asked.append((path, mode))))
     for refuse in (
@@ -74,7 +74,7 @@ def test_an_output_without_a_name_is_refused(spelling, overwrite, tmp_path, monk
     with pytest.raises(UserError, match=r"is no name for .* such as .*new"):
         check_output(Path(spelling), overwrite=overwrite)
     (tmp_path / "empty" / "sub").mkdir()
-    check_output(Path("."), overwrite=True)  # whose files are replaced one by one
+    check_output(Path("."), overwrite=True)  # the files of the current folder are replaced one by one
     with pytest.raises(UserError, match="exists already"):
         check_output(Path("."))
 
@@ -160,7 +160,7 @@ def test_nested_aliases_are_quoted_at_once():
 
 @pytest.mark.parametrize("name", ["pipe", "link"])
 def test_a_device_or_pipe_is_not_replaced(name, tmp_path):
-    """With a pipe, which /dev/null is like in this; a link may lead to it."""
+    """Test with a pipe, which is treated like /dev/null, and with a link to the pipe."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     with pytest.raises(UserError, match="pipe"):
@@ -180,7 +180,7 @@ def test_the_links_to_open_files_are_refused():
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o700])
 @pytest.mark.parametrize("writer", [whole_folder, whole_files])
 def test_weights_are_readable_for_those_who_may_read_the_folder(writer, mode, tmp_path):
-    """A library writes them for their owner alone; nothing else changes."""
+    """A library makes the weights readable for their owner alone. The modes of other files do not change."""
     before = os.umask(0o777 - mode)
     try:
         with writer(tmp_path / "run") as draft:
@@ -194,7 +194,7 @@ def test_weights_are_readable_for_those_who_may_read_the_folder(writer, mode, tm
 
 @pytest.fixture
 def events(monkeypatch):
-    """What reaches the disk, and which names are given, in order."""
+    """The files that reach the disk (fsync) and the names that are given (rename), in order."""
     seen, fsync, rename = [], os.fsync, Path.rename
 
     def seen_fsync(file):

@@ -1,4 +1,4 @@
-"""Models that people start from, fine-tuned by a recipe: BART, Marian, and Marian with two vocabularies."""
+"""Usual bases, fine-tuned by a recipe: BART, Marian, and Marian with two vocabularies."""
 
 import json
 
@@ -45,7 +45,7 @@ TARGETS = ["x y z w", "way xyz", "y w x", "zyx way x y"]
 
 
 def pieces(folder, name, lines, tags=()):
-    """A sentencepiece model of some lines, and its pieces as Marian numbers them; `<pad>` is the last."""
+    """A sentencepiece model of some lines, and its pieces with Marian's ids; `<pad>` is the last piece."""
     model, words = train_pieces(folder, lines * 4, 13, name)
     return model, write_vocabulary(folder / f"{name}.json", ["</s>", "<unk>", *tags, *words, "<pad>"])
 
@@ -79,7 +79,7 @@ BASES = {"bart": bart, "marian": lambda f: marian(f, False), "marian separate": 
 
 @pytest.fixture(params=BASES)
 def base(request, tmp_path):
-    """A base in its folder, with a corpus beside it. A file of opus-mt-tc-big has matrices left over."""
+    """A base in its folder, with a corpus beside it. Marian's file has an unused matrix, as in opus-mt-tc-big."""
     torch.manual_seed(1)
     folder = tmp_path / "base"
     folder.mkdir()
@@ -135,7 +135,7 @@ def test_a_recipe_fine_tunes_a_base(base, converted, tmp_path):
     assert isinstance(translate("a b")[0]["translation_text"], str)
 
 
-PACKAGED = {  # recipe: the base, and what is shorter here
+PACKAGED = {  # recipe: the base, and the keys that are shortened here
     "finetune_nllb": ("nllb", {"data.pairs": "[eng_Latn-deu_Latn, eng_Latn-gsw_Latn]"}),
     "finetune_mbart": ("mbart50", {}),
 }
@@ -184,7 +184,7 @@ def test_a_target_vocabulary_of_its_own_is_compared_with_the_decoders(tmp_path):
 
 @pytest.mark.parametrize("tags", [(), TAGS])
 def test_targets_are_cut_by_their_own_vocabulary(tags, tmp_path):
-    """A target's piece may have the id that a tag or the padding has among the sources."""
+    """A piece of the target vocabulary may have the id of a tag or of the padding in the source vocabulary."""
     _, tokenizer = marian(tmp_path, True, tags)
     own = {tokenizer.encoder[token] for token in ("<pad>", *tags)}
     expected = tokenizer(text_target=TARGETS)["input_ids"]
@@ -193,7 +193,7 @@ def test_targets_are_cut_by_their_own_vocabulary(tags, tmp_path):
     assert encoder(TARGETS) == expected
     dataset = Dataset.from_dict({"source": SOURCES, "target": TARGETS})
     assert encode(dataset, tokenizer, DataArguments(), filter=False)["labels"][:] == expected
-    assert encoder.never == {0, 12}  # the ends of sentences and the padding
+    assert encoder.never == {0, 12}  # the end-of-sentence token and the padding
     spelt = encoder._spelt([5, 12, 6])  # a text that has a control token among its pieces
     letters = [tokenizer.target_encoder.get(letter, 1) for letter in "<pad>"]
     assert spelt == [5, *letters, 6]
@@ -211,7 +211,7 @@ MARKS = {
 
 @pytest.mark.parametrize("mark", MARKS)
 def test_training_marks_sources_as_translating_does(mark, tmp_path):
-    """Marian's tags, T5's words, and tags that a tokenizer already has for the targets of several pairs."""
+    """The marks: Marian's tags, T5's prefix, and the tokenizer's existing tags for the targets of several pairs."""
     base, (languages, fields) = tmp_path / "base", MARKS[mark]
     base.mkdir()
     model, tokenizer = marian(base, False, () if mark == "prefix" else TAGS)
@@ -234,7 +234,7 @@ def test_training_marks_sources_as_translating_does(mark, tmp_path):
     model = task.new_model(ours, args)
     encoded = task.encode(texts, ours, model)
     known = Languages(model.config, model.generation_config, ours)
-    pairs = [pair.split("-") for pair in languages.get("pairs", ())] or [(None, None)]  # what it was trained for
+    pairs = [pair.split("-") for pair in languages.get("pairs", ())] or [(None, None)]  # the direction of the base
     choices = [known.choose(*pair) for pair in pairs]
     for split in ("train", "validation"):
         for choice, text, ids in zip(

@@ -1,4 +1,4 @@
-"""Masked language models: what is masked, what a run leaves behind, perplexity against a plain sum."""
+"""Masked language models: masking, the files that a run leaves behind, perplexity against a plain sum."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ RECIPES = [name for name in packaged_recipes() if name.startswith("masked_lm/")]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Some hundred phrases in two languages; one line is empty, one long, and German has fewer."""
+    """A few hundred phrases in two languages. German has fewer, with one empty and one long line."""
     folder = tmp_path_factory.mktemp("data")
     phrases = build_phrases("de", "en", train_size=240)
     for split, rows in (("train", phrases["train"]), ("heldout", phrases["test"].select(range(60)))):
@@ -76,13 +76,13 @@ def recipe_of(*args, **training):
 
 @pytest.fixture(scope="module")
 def epochs_told():
-    """What the collator was told in the run `finished`."""
+    """The epochs that were passed to the collator in the run `finished`."""
     return []
 
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory, epochs_told):
-    """A run, and what it returned."""
+    """The folder of a finished run, and its results."""
     run = tmp_path_factory.mktemp("mlm") / "run"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -141,7 +141,7 @@ def test_the_card_leaves_out_a_language_that_a_split_lacks(finished, data, tmp_p
 
 
 def test_the_card_says_how_to_choose_a_posterior_and_the_run_is_shared(finished, tmp_path, used_in_a_fork):
-    """The pipeline cannot be asked for a posterior."""
+    """The card's code selects the posterior, as the pipeline has no argument for it."""
     run, _ = finished
     share(run, tmp_path / "shared")
     for folder in (run, tmp_path / "shared"):
@@ -163,7 +163,7 @@ def history(run):
 
 
 def test_perplexity_is_that_of_the_masked_tokens_of_each_language(finished, data):
-    """One sentence at a time, in float64."""
+    """Compare with a sum over one sentence at a time, in float64."""
     run, results = finished
     model = AutoModelForMaskedLM.from_pretrained(run).double().eval()
     tokenizer = AutoTokenizer.from_pretrained(run)
@@ -184,7 +184,7 @@ def test_perplexity_is_that_of_the_masked_tokens_of_each_language(finished, data
 
 
 def test_an_interrupted_run_ends_with_the_same_weights(finished, data, tmp_path, caplog):
-    """Bit for bit, masks and all; steps that were saved are not made again, which would end with them, too."""
+    """Bit for bit, with the same masks. The log must show the resume, as a run from step 0 ends the same."""
     torch.set_num_threads(1)
     reference, _ = finished
     steps = sorted(int(path.name.split("-")[1]) for path in reference.glob("checkpoint-*"))
@@ -238,7 +238,7 @@ def test_the_script_and_the_pipeline(finished, data, tmp_path, capsys):
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_held_out_text_is_read_before_a_tokenizer_is_trained(split, finished, data, tmp_path, monkeypatch):
-    """And the finished run that was to be overwritten stays."""
+    """The finished run that was to be overwritten stays, too."""
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
@@ -265,7 +265,7 @@ def test_a_base_in_half_precision_is_trained_in_float32(finished, data, tmp_path
 
 
 def test_a_run_starts_from_a_base_of_its_family_or_of_one_that_it_is_made_from(finished, data, tmp_path):
-    """A RoBERTa becomes a MAT with its logits; a base of another family is refused, not trained under a wrong name."""
+    """A RoBERTa becomes a MAT with the same logits. A base of another family is refused."""
     reference, _ = finished
     tokenizer = AutoTokenizer.from_pretrained(reference)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -315,7 +315,7 @@ def tokenizer(finished):
 
 
 def test_masks_are_berts(tokenizer):
-    """15 % of real tokens are labels, and of them 80 % <mask>, 10 % random, 10 % themselves; the rest stay."""
+    """15 % of real tokens are labels: 80 % <mask>, 10 % random, 10 % unchanged. All other tokens stay."""
     collator = MaskingCollator(tokenizer, 0.15)
     generator = torch.Generator().manual_seed(0)
     special = set(tokenizer.all_special_ids)
@@ -378,7 +378,7 @@ def test_columns_are_read_whole(data, tokenizer, tmp_path, monkeypatch):
 
 
 def test_held_out_text_of_which_nothing_is_predicted_is_refused(data, tokenizer, tmp_path):
-    """It would have no loss."""
+    """Such text would have no loss."""
     for language in ("en", "de"):
         (tmp_path / f"short.{language}").write_text("the cat\n")
     args = MonolingualArguments(["en", "de"], "short", "short", root=str(tmp_path), mask_probability=0.0001)
@@ -387,14 +387,14 @@ def test_held_out_text_of_which_nothing_is_predicted_is_refused(data, tokenizer,
     assert len(encode_texts(args, "train", tokenizer)) == 2
 
     (tmp_path / "long.en").write_text("the cat sleeps on the mat\n" * 20)
-    (tmp_path / "long.de").write_text("the\n")  # of one language alone its perplexity would be no number
+    (tmp_path / "long.de").write_text("the\n")  # the perplexity of this language would be undefined
     args = MonolingualArguments(["en", "de"], "long", "long", root=str(tmp_path), mask_probability=0.05)
     with pytest.raises(UserError, match=r"data\.validation: no token in de was drawn"):
         encode_texts(args, "validation", tokenizer)
 
 
 def test_a_language_of_which_no_line_is_short_enough_is_refused(tokenizer, tmp_path):
-    """It would be evaluated, and never trained; held-out lines are cut instead."""
+    """The language would be evaluated, but never trained. Held-out lines that are too long are cut instead."""
     (tmp_path / "some.en").write_text("the cat\n")
     (tmp_path / "some.de").write_text("the cat sits on the mat and looks at the dog\n")
     args = MonolingualArguments(["en", "de"], "some", "some", root=str(tmp_path), max_length=8, mask_probability=0.9)

@@ -1,4 +1,4 @@
-"""A multilingual run from recipe to card: what it leaves behind, resuming, and its scores by the script."""
+"""A multilingual run from recipe to card: its files, resuming, and its scores by the script."""
 
 import json
 import runpy
@@ -40,7 +40,7 @@ def recipe(
     base: Path | None = None,
     **training,
 ):
-    """A tiny recipe of two language pairs, by default of latent depth with a posterior for each target."""
+    """A tiny recipe of two language pairs. The default is latent depth with a posterior for each target."""
     latent = LATENT if family == "latent_depth" else {}
     training = {"max_steps": 8, "predict_with_generate": True, "bf16": False} | training
     values = tiny_values(run, family=family, model={**latent, **(model or {})}, **training)
@@ -101,7 +101,7 @@ def test_a_card_without_a_folder_needs_a_name(finished):
 
 
 def test_translations_are_the_models(finished):
-    """By the pipeline, from the run's folder alone, and by the pruned model of a language, by hand."""
+    """Translate with the pipeline, from the run's folder alone, and with the pruned model of each language."""
     run, _ = finished
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
     assert (model.config.num_posteriors, model.config.posterior_names) == (2, ["en", "de"])
@@ -164,7 +164,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(finished, tmp_path):
 
 
 def test_a_control_run(tmp_path):
-    """Marian, tags on the source."""
+    """A Marian model with tags on the source."""
     options = {"predict_with_generate": False, "max_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
     options["warmup_steps"] = 1
     results = run_recipe(
@@ -176,7 +176,7 @@ def test_a_control_run(tmp_path):
 
 
 def test_the_trainer_repeats_small_pairs(finished, tmp_path):
-    """90 sentences of one pair and 30 of the other, at infinite temperature: 90 of each in every epoch."""
+    """With 90 and 30 sentences and an infinite temperature, each epoch has 90 sentences of each pair."""
     tokenizer = AutoTokenizer.from_pretrained(finished[0])
     texts = build_phrases("de", "en", train_size=200)["train"]
     for pair, count in (("de-en", 90), ("en-de", 30)):
@@ -185,7 +185,7 @@ def test_the_trainer_repeats_small_pairs(finished, tmp_path):
             (tmp_path / f"{pair}.{language}").write_text(text, encoding="utf-8")
     place = {
         "format": "text", "root": str(tmp_path), "train": "{pair}", "sampling_temperature": float("inf"),
-        "train_size": 25_000,  # the default, as only phrases have a size
+        "train_size": 25_000,  # the default, because only the format `phrases` has this key
     }  # fmt: skip
     options = {"predict_with_generate": False, "eval_strategy": "no", "load_best_model_at_end": False}
     unequal = recipe(tmp_path / "run", data=place, **options)
@@ -245,7 +245,7 @@ def test_mistakes_in_pairs_are_one_line(words, message, tmp_path, capsys):
 
 
 def test_a_language_aware_run_translates_with_each_languages_norms(tmp_path):
-    """From recipe to pipeline; the decoder's norms of the two targets have learned different things."""
+    """The whole way from recipe to pipeline. The decoder's norms of the two targets differ after training."""
     run = tmp_path / "run"
     fields = {"language_aware": True, "normalize_before": False, "decoder_attention": "merged"}
     run_recipe(recipe(run, "vanilla_transformer", fields, {"posteriors": "target"}))
@@ -294,7 +294,7 @@ def test_the_model_follows_the_data(finished, tmp_path):
     ],
 )
 def test_a_base_keeps_its_posteriors_and_tags(data, told, finished, tmp_path):
-    """Another order would give each language the layers of another one."""
+    """With another order, a language would use the layers of another language."""
     run, _ = finished
     with pytest.raises(UserError, match=told):
         run_recipe(recipe(tmp_path / "tuned", data=data, base=run))

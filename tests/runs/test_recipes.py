@@ -1,4 +1,4 @@
-"""Recipes: what is refused and in which words, overrides, and the recipes that are handed out."""
+"""Recipes: mistakes and their error messages, overrides, and the packaged recipes."""
 
 import dataclasses
 import re
@@ -40,7 +40,7 @@ RECIPES = [name for name in packaged_recipes() if not name.startswith(("masked_l
 assert hf_deepwide  # registers the families
 
 WRONG = {
-    # what is wrong: (section, key, value, what the message must say)
+    # the mistake: (section, key, value, words that the message must contain)
     "unknown key": ("training", "learning_rat", 1e-3, ["training", "'learning_rat'", "'learning_rate'"]),
     "unknown data key": ("data", "max_len", 3, ["data", "'max_len'", "'max_length'"]),
     "unknown config field": (
@@ -183,7 +183,7 @@ def test_training_arguments_that_contradict_are_refused(fields, words, tmp_path)
 
 @pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
 def test_a_schedule_that_follows_the_metric_knows_which_way_is_better(schedule, tmp_path):
-    """Transformers leaves it at: less. BLEU that rises would lower the rate."""
+    """Transformers' default is that less is better, so a rising BLEU would lower the learning rate."""
     values = tiny_values(tmp_path)
     values["training"]["lr_scheduler_type"] = schedule
     assert check_recipe(values, "tiny", "tiny.yaml").training_arguments().lr_scheduler_kwargs["mode"] == "min"
@@ -255,7 +255,7 @@ def test_packaged_recipes_load(name, tmp_path):
 
 
 def test_no_message_or_recipe_names_a_script():
-    """Whoever installs the wheel has `hf-deepwide`, and no folder `scripts`."""
+    """A user who installs the wheel has the command `hf-deepwide`, but no folder `scripts`."""
     files = [path for path in PACKAGED.parent.rglob("*") if path.suffix in (".py", ".yaml", ".md")]
     assert [path for path in files if "scripts/" in path.read_text(encoding="utf-8")] == []
 
@@ -277,7 +277,7 @@ def test_a_recipe_begins_with_what_it_extends(tmp_path):
     ("key", "value"), [("vocab_size", 500), ("lowercase", True), ("normalization", "nfc"), ("min_frequency", 3)]
 )
 def test_keys_of_a_new_tokenizer_are_refused_beside_an_existing_one(key, value, taken, tmp_path):
-    """But those of a parent, which trains one, stay behind."""
+    """A child that names an existing tokenizer does not inherit such keys from a parent that trains one."""
     values = tiny_values(tmp_path)
     values["tokenizer"] = {taken: "here"}
     path, told = write_recipe(tmp_path, values), rf"tokenizer\.{key} is .* no effect beside tokenizer\.{taken}"
@@ -326,7 +326,7 @@ def test_a_packaged_recipe_is_found_by_its_name(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="quickstart"):
         load_recipe("quickstrat")
     (tmp_path / "quickstart").write_text("training: 3")
-    with pytest.raises(UserError, match="mapping"):  # a file comes first
+    with pytest.raises(UserError, match="mapping"):  # a file takes precedence over a packaged recipe
         load_recipe("quickstart")
 
 
@@ -379,7 +379,7 @@ def test_t5_begins_with_padding(tokenizer, tmp_path):
 
 
 def test_a_run_does_not_search_by_the_rules_of_its_base(tokenizer, tmp_path, caplog):
-    """Models of summaries write no three words twice, and not less than so many words."""
+    """Summarization models forbid repeated trigrams, and set a minimum length."""
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     base = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **sizes, **heads))
@@ -439,7 +439,7 @@ def test_the_reference_recipe_explains_every_key():
 
 
 def test_the_reference_recipe_shows_the_defaults_of_all_families():
-    """The value is the default of each family with the key; a comment names the default that differs."""
+    """The shown value is the default of each family that has the key. A comment names a default that differs."""
     text = (PACKAGED / "reference.yaml").read_text(encoding="utf-8")
     section = text.partition("\nmodel:")[2].partition("\ndata:")[0]
     shown = re.findall(r"^  (?:# )?(\w+): (.*?) +# (.*)$", section, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Recipes of depth-wise LSTMs on WMT and OPUS-100: what Xu et al. 2024 and those whom they follow say of training."""
+"""Recipes of depth-wise LSTMs on WMT and OPUS-100: the settings of Xu et al. 2024 and of the papers they follow."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ def recipe_of(name: str) -> Recipe:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_with_the_settings_of_the_paper(name):
-    """Section 3.1 and Vaswani et al. 2017; of OPUS-100, the public code of Zhang et al. 2020."""
+    """The sources are section 3.1 and Vaswani et al. 2017. For OPUS-100: the public code of Zhang et al. 2020."""
     recipe = recipe_of(name)
     model, args, evaluation = recipe.model_fields, recipe.training_arguments(), recipe.evaluation
     big, opus = "_big" in name, name == OPUS
@@ -50,9 +50,9 @@ def test_trains_with_the_settings_of_the_paper(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_schedule_is_vaswanis(name):
-    """Equation 3 of Vaswani et al. 2017, in the scheduler that the Trainer makes of the recipe.
+    """Check the scheduler that the Trainer makes from the recipe against equation 3 of Vaswani et al. 2017.
 
-    A scheduler's step is the number of updates made before, so the first update has rate 0, as in fairseq.
+    A scheduler's step is the number of updates made before. So the first update has rate 0, as in fairseq.
     """
     recipe = recipe_of(name)
     args = recipe.training_arguments()
@@ -74,7 +74,7 @@ def test_larger_batches_are_those_of_li_et_al():
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != LARGER])
 def test_a_step_has_25_000_target_tokens(name):
-    """Without padding, as the paper counts, of sentences as long as those of news, some 27 tokens."""
+    """Count tokens without padding, as the paper does. Sentences are as long as in news: some 27 tokens."""
     args = recipe_of(name).training_arguments()
     random = np.random.default_rng(5)
     source = random.lognormal(np.log(23), 0.6, 40_000)
@@ -89,7 +89,7 @@ def test_a_step_has_25_000_target_tokens(name):
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
-        ("wmt14_en_de_dwlstm", 71.83),  # printed 70.25 are of gates that both stacks share
+        ("wmt14_en_de_dwlstm", 71.83),  # the printed 70.25 is for gates that both stacks share
         ("wmt14_en_de_dwlstm_12", 122.23),
         ("wmt14_en_de_dwlstm_18", 172.63),
         ("wmt14_en_de_dwlstm_24", 223.02),
@@ -104,7 +104,7 @@ def test_models_have_the_sizes_of_table_6(name, millions):
 
 
 def test_opus100_has_all_pairs_in_both_directions():
-    """Of 99 languages; the 94 of which Zhang et al. report scores are evaluated."""
+    """English with 99 languages. The pairs of the 94 for which Zhang et al. report scores are evaluated."""
     data = recipe_of(OPUS).data
     others = [pair.removeprefix("en-") for pair in data.pairs if pair.startswith("en-")]
     assert len(set(others)) == 99
@@ -117,7 +117,7 @@ def test_opus100_has_all_pairs_in_both_directions():
 
 
 def corpora() -> list[tuple[str, str, list[dict[str, str]]]]:
-    """Three corpora as small as can be: name, split and rows. One has training data alone."""
+    """Three tiny corpora: name, split and rows. One corpus has only training data."""
     sizes = {"train": 3, "validation": 2, "test": 1}
     return [
         (name, split, [{lang: f"{lang} {name} {split} {row}" for lang in name.split("-")} for row in range(size)])
@@ -128,7 +128,7 @@ def corpora() -> list[tuple[str, str, list[dict[str, str]]]]:
 
 
 def as_on_the_hub(folder: Path) -> dict[str, str | None]:
-    """Write `corpora` as they are in the Hub's repository; what the recipe has to be told."""
+    """Write `corpora` in the form of the Hub's repository. Return the fields of `data` that the recipe needs."""
     files: dict[str, list] = {}
     for name, split, rows in corpora():
         (folder / name).mkdir(exist_ok=True)
@@ -140,7 +140,7 @@ def as_on_the_hub(folder: Path) -> dict[str, str | None]:
 
 
 def as_distributed(folder: Path) -> dict[str, str | None]:
-    """The same for the files of the original distribution, by the words in the recipe's own comment."""
+    """Do the same in the form of the original distribution, with the options that the recipe's comment gives."""
     for name, split, rows in corpora():
         place = folder / "v1.0" / "supervised" / name
         place.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The whole command: what it leaves behind, resuming bit for bit, what it refuses."""
+"""The whole command: the files that it leaves behind, resuming bit for bit, and refusals."""
 
 import json
 import re
@@ -124,7 +124,7 @@ def test_another_recipe_does_not_resume(undisturbed, tmp_path):
 
 
 def test_a_kept_recipe_is_of_its_run(undisturbed, tmp_path):
-    """It goes on where it lies, also if that was moved, and under the run's name; a copy is a recipe as others."""
+    """In a run's folder, even a moved one, it has the run's name and folder. A copy elsewhere is a new recipe."""
     run = tmp_path / "moved"
     shutil.copytree(undisturbed[0], run)
     for name in ("results.json", "README.md"):
@@ -181,7 +181,7 @@ def test_overwriting_removes_what_a_run_wrote_and_nothing_else(undisturbed, tmp_
 
 
 def unfinished(undisturbed, run: Path, **mark) -> None:
-    """A copy of the run that was stopped at step 16, with changes in its mark."""
+    """Make a copy of the run that stopped at step 16, with changes in its mark (`run.json`)."""
     shutil.copytree(undisturbed[0], run)
     (run / "results.json").unlink()
     shutil.rmtree(run / "checkpoint-20")
@@ -200,7 +200,7 @@ def test_refuses_to_resume_with_other_batches_or_precision(mark, undisturbed, tm
     with pytest.raises(UserError, match=rf"in another way than it began \({name}: {value}, now .*\)\. Start"):
         RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    shutil.copytree(undisturbed[0] / "checkpoint-20", run / "checkpoint-20")  # training has ended: the rest may
+    shutil.copytree(undisturbed[0] / "checkpoint-20", run / "checkpoint-20")  # training has ended: allow it
     RunFolder(recipe.output_dir).open(recipe, recipe.training_arguments(), overwrite=False)
     assert read_mark(run)[name] == value
 
@@ -219,7 +219,7 @@ def test_a_run_of_an_older_version_goes_on_with_the_padding_of_its_time(undistur
 
 
 def test_resumes_an_equivalent_recipe(undisturbed, tmp_path):
-    """One process in place of two, with twice the accumulation; and what was automatic."""
+    """One process with twice the accumulation, instead of two; and automatic settings that are now explicit."""
     run = tmp_path / "run"
     unfinished(undisturbed, run, processes=2, batches_per_update=2)
     args = tiny_recipe(run, **OPTIONS).training_arguments()
@@ -243,12 +243,12 @@ def test_a_run_killed_after_training_is_only_finished(undisturbed, tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "remove"])
 def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog):
-    """At the end of training and when the run is taken up again; what the message says to do works."""
+    """Report it at the end of training and on resuming. Removing the folder, as the message advises, works."""
     run = tmp_path / "run"
     shutil.copytree(undisturbed[0], run)
     (run / "results.json").unlink()
     best = run / "checkpoint-16"
-    for state in run.glob("checkpoint-*/trainer_state.json"):  # whichever step was the best one
+    for state in run.glob("checkpoint-*/trainer_state.json"):  # make step 16 the best one
         said = json.loads(state.read_text(encoding="utf-8"))
         said |= {"best_model_checkpoint": str(best), "best_global_step": 16, "best_metric": 0.0}
         state.write_text(json.dumps(said), encoding="utf-8")
@@ -275,7 +275,7 @@ def test_a_damaged_best_checkpoint_is_told(damage, undisturbed, tmp_path, caplog
 
 @pytest.mark.parametrize("newest", [16, 20])
 def test_a_run_of_an_older_version_goes_on(newest, undisturbed, tmp_path):
-    """It did not count all that is counted now, and kept no checksums."""
+    """The older version counted fewer quantities, and kept no checksums."""
     run, later = tmp_path / "run", ("data_seconds", "peak_memory_bytes")
     shutil.copytree(undisturbed[0], run)
     (run / "results.json").unlink()
@@ -389,7 +389,7 @@ def test_a_folder_that_is_removed_during_training_ends_the_run_in_one_line(tmp_p
 
 
 def test_a_run_that_was_killed_as_training_ended_still_has_its_figures(tmp_path, monkeypatch):
-    """After the last checkpoint, and before anything is drawn."""
+    """The run is killed after the last checkpoint, before the figures are drawn."""
     options = {"gradient_norms": True, "max_steps": 4, "eval_steps": 2, "save_steps": 2, "warmup_steps": 1}
     recipe = tiny_recipe(tmp_path / "run", family="latent_depth", **options)
     with monkeypatch.context() as patch:

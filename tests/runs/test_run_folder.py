@@ -1,4 +1,4 @@
-"""The folder of a run: no file of a person is lost, one process at a time, and work that is done can be finished."""
+"""The folder of a run: no user file is lost, one process works at a time, and a trained run can be finished."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A folder with files of 60 training pairs, and 8 to validate and to test on."""
+    """A folder with 60 training pairs, and 8 pairs for both validation and test."""
     folder = tmp_path_factory.mktemp("corpus")
     pairs = [f"{one} {two}\t{two.upper()} {one.upper()}\n" for one in WORDS for two in WORDS]
     for split, chosen in (("train", pairs[:60]), ("validation", pairs[-8:]), ("test", pairs[-8:])):
@@ -51,7 +51,7 @@ def corpus(tmp_path_factory):
 
 
 def recipe(corpus: Path, run: Path, data: dict | None = None, **changes) -> Recipe:
-    """A recipe of 8 steps; `changes` are of the section training, or, where they are mappings, of other sections."""
+    """A recipe of 8 steps. Mappings in `changes` change other sections; all other values change `training`."""
     training = {name: value for name, value in changes.items() if not isinstance(value, dict)}
     values = tiny_values(run, family="vanilla_transformer", **{**TRAINING, **training})
     files = {split: f"{split}.tsv" for split in ("train", "validation", "test")}
@@ -64,7 +64,7 @@ def recipe(corpus: Path, run: Path, data: dict | None = None, **changes) -> Reci
 
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory):
-    """The folder of a finished run; copies of it are made by `copy_of`."""
+    """The folder of a finished run. Tests work on copies, which `copy_of` makes."""
     run = tmp_path_factory.mktemp("finished") / "run"
     run_recipe(recipe(corpus, run))
     return run
@@ -93,7 +93,7 @@ def bad_bytes(corpus, tmp_path):
 
 
 LONG = {"warmup_steps": 99, "max_steps": -1, "num_train_epochs": 1}
-MISTAKES = {  # changes of the recipe, and words of the message
+MISTAKES = {  # changes of the recipe, and words in the error message
     "a missing file": (lambda corpus, tmp_path: {"data": {"test": "nowhere.tsv"}}, "nowhere.tsv"),
     "bytes that are not UTF-8": (bad_bytes, "UTF-8"),
     "a base that cannot be loaded": (wrong_base, "config.json is damaged"),
@@ -123,7 +123,7 @@ def test_a_warm_up_longer_than_max_steps_is_refused_before_a_tokenizer_is_traine
 
 
 def assert_like_undisturbed(run: Path, undisturbed: Recipe):
-    """The same weights and files as of a run that nothing disturbs."""
+    """Check that the run has the same weights and files as an undisturbed run."""
     run_recipe(undisturbed)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (run, undisturbed.output_dir))
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
@@ -131,7 +131,7 @@ def assert_like_undisturbed(run: Path, undisturbed: Recipe):
 
 
 def overwrite_until(step: int, act: Callable[[], None], new: Recipe, monkeypatch, ends: type[BaseException]):
-    """Begin a run that replaces another one; something happens before a step, and ends it."""
+    """Begin a run that replaces an older run. Call `act` before a step, which ends the run with `ends`."""
     original = Trainer.training_step
 
     def training_step(trainer, *args, **kwargs):
@@ -147,7 +147,7 @@ def overwrite_until(step: int, act: Callable[[], None], new: Recipe, monkeypatch
 
 @pytest.mark.parametrize("step", [3, 4])
 def test_the_old_run_stays_until_the_new_one_has_a_checkpoint(step, corpus, finished, tmp_path, monkeypatch):
-    """Ended before the first checkpoint, and right after it; both times the same command goes to the end."""
+    """The new run ends before its first checkpoint, or right after it. Then the same command finishes it."""
     run = copy_of(finished, tmp_path)
     before, new = files(run), recipe(corpus, run, seed=4)
     overwrite_until(step, Mock(side_effect=KeyboardInterrupt), new, monkeypatch, ends=KeyboardInterrupt)
@@ -164,10 +164,10 @@ def test_the_old_run_stays_until_the_new_one_has_a_checkpoint(step, corpus, fini
 
 
 def test_a_signal_before_the_first_checkpoint_keeps_the_old_run(corpus, finished, tmp_path, monkeypatch):
-    """It may be from somebody who did not mean to overwrite; the new run goes on where it is asked for again."""
+    """The user may not have meant to overwrite. If the new run is started again, it goes on from the signal."""
     run = copy_of(finished, tmp_path)
     before, new = files(run), recipe(corpus, run, seed=4)
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     try:
         overwrite_until(2, lambda: os.kill(os.getpid(), signal.SIGINT), new, monkeypatch, ends=SystemExit)
     finally:
@@ -185,11 +185,11 @@ def test_a_signal_before_the_first_checkpoint_keeps_the_old_run(corpus, finished
 
 
 class Killed(BaseException):
-    """What nothing catches."""
+    """An exception that no code catches."""
 
 
 class Blow:
-    """Kills at the n-th change of the disk."""
+    """Raise `Killed` when the disk is to be changed for the n-th time."""
 
     def __init__(self, number: int, patch: pytest.MonkeyPatch) -> None:
         self.left = number
@@ -208,7 +208,7 @@ class Blow:
 
 
 def put_two_runs(run: Path) -> dict[str, str]:
-    """An old run, a new one that has a checkpoint, and files of a person; what is to be left of them."""
+    """Write an old run, a new run with a checkpoint, and user files. Return the files that must be left in the end."""
     mine = {"notes.txt", ".model.safetensors", "plots/mine.png", "checkpoint-old/x", "faults/notes"}
     old = {"results.json", "README.md", "model.safetensors", ".saving-model.safetensors", "plots/path_weights.png"}
     old |= {"plots/selection_samples.png", "plots/run_layer_utilization.png"}  # drawn by `hf-deepwide plot`
@@ -222,7 +222,7 @@ def put_two_runs(run: Path) -> dict[str, str]:
 
 
 def test_continues_an_interrupted_replacement(tmp_path, monkeypatch):
-    """Killed before the n-th change of the disk, for all n, the new run is whole in the end, and a person's files."""
+    """Kill before the n-th change of the disk, for all n. In the end the new run and the user files are complete."""
     number, killed = 0, True
     while killed:
         run = tmp_path / f"run{number}"
@@ -300,7 +300,7 @@ def test_another_recipe_begins_anew_where_there_is_no_checkpoint(corpus, tmp_pat
     run = tmp_path / "run"
     first, second = recipe(corpus, run), recipe(corpus, run, seed=4)
     RunFolder(first.output_dir).open(first, first.training_arguments(), overwrite=False)
-    (run / "vocab.json").touch()  # of another kind of tokenizer
+    (run / "vocab.json").touch()  # from another kind of tokenizer
     caplog.set_level(logging.INFO, logger="hf_deepwide")
     RunFolder(second.output_dir).open(second, second.training_arguments(), overwrite=False)
     assert "training.seed: 3, now 4" in caplog.text
@@ -309,7 +309,7 @@ def test_another_recipe_begins_anew_where_there_is_no_checkpoint(corpus, tmp_pat
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
-    """Even if it was killed, and a worker that it had forked lives on."""
+    """The lock ends even if the process was killed, and a worker that it had forked lives on."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -333,11 +333,11 @@ def test_a_lock_ends_with_its_process(tmp_path):
     [
         ({"pid": os.getpid()}, rf"process {os.getpid()} on .*If that process has ended, remove"),
         ({"pid": 2**22 + 1}, None),
-        ({"pid": os.getpid(), "started": "2001-01-01T00:00:00+00:00"}, None),  # another process had its number
+        ({"pid": os.getpid(), "started": "2001-01-01T00:00:00+00:00"}, None),  # another process had this id
         ({"pid": 7, "host": "elsewhere"}, "process 7 on elsewhere"),
         ({"pid": "x"}, None),
     ],
-    ids=["alive", "dead", "another with its number", "another host", "no number"],  # the same in every worker
+    ids=["alive", "dead", "another with its number", "another host", "no number"],  # fixed, for pytest's workers
 )
 def test_a_file_system_without_locks(holder, told, tmp_path, monkeypatch):
     def flock(*args):
@@ -399,7 +399,7 @@ def no_training(monkeypatch):
 
 @pytest.mark.parametrize("without", [(), ("checkpoint-4", "checkpoint-8"), ("results.json", "model.safetensors")])
 def test_another_evaluation_scores_again(without, corpus, finished, tmp_path, no_training):
-    """Of a finished run, also without its checkpoints, and of a run whose training has ended."""
+    """A finished run, with or without its checkpoints, and a run whose training has ended."""
     run = copy_of(finished, tmp_path, *without)
     earlier = json.loads((finished / "results.json").read_text(encoding="utf-8"))
     again = recipe(corpus, run, evaluation={"num_beams": 2, "metrics": ["chrf"]})
@@ -429,7 +429,7 @@ def test_scoring_again_says_that_the_test_set_has_changed(corpus, finished, tmp_
         file.write_text("".join(reversed(text.splitlines(keepends=True))), encoding="utf-8")
         results = run_recipe(recipe(corpus, run, evaluation={"num_beams": 3}))
     finally:
-        file.write_text(text, encoding="utf-8")  # other tests read it
+        file.write_text(text, encoding="utf-8")  # other tests read this file
     assert "data.test holds other sentences than when the run was scored before" in caplog.text
     assert results["digests"]["test"] != earlier["test"]
     assert results["digests"]["validation"] == earlier["validation"]
@@ -467,7 +467,7 @@ def test_scoring_again_keeps_the_record_of_the_training(corpus, finished, tmp_pa
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_scoring_again_can_be_interrupted(beams, corpus, finished, tmp_path, monkeypatch, no_training):
-    """Without checkpoints, too; the same recipe goes on then, and the one before takes it back."""
+    """Interrupt it, without checkpoints. Then the same recipe finishes, or the earlier recipe restores its scores."""
     run = copy_of(finished, tmp_path, "checkpoint-4", "checkpoint-8")
     with monkeypatch.context() as patch:
         patch.setattr(translation, "write_model_card", Mock(side_effect=KeyboardInterrupt))
@@ -498,7 +498,7 @@ def test_refuses_other_changes_of_a_finished_run(corpus, finished, tmp_path, no_
 
 
 def test_a_full_disk_at_the_end_is_one_line(corpus, finished, tmp_path, monkeypatch, no_training):
-    """The results come last: what cannot be written in full is made again."""
+    """`results.json` is written last, so the next start repeats whatever could not be written in full."""
     run = copy_of(finished, tmp_path, "results.json")
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
@@ -510,7 +510,7 @@ def test_a_full_disk_at_the_end_is_one_line(corpus, finished, tmp_path, monkeypa
     assert (run / "translations.txt").read_bytes() == (finished / "translations.txt").read_bytes()
 
 
-TOKENIZERS_FULL = "No space left on device (os error 28)"  # what the library `tokenizers` says, in an `Exception`
+TOKENIZERS_FULL = "No space left on device (os error 28)"  # an `Exception` of the library `tokenizers`
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), Exception(TOKENIZERS_FULL)])
@@ -548,7 +548,7 @@ def test_resumes_without_the_base(corpus, finished, tmp_path):
 
 @pytest.mark.parametrize("place", ["folder", "hub"])
 def test_a_tokenizer_of_another_model_is_refused(place, corpus, finished, tmp_path, monkeypatch):
-    """It has equally many tokens, but gives two of them each other's ids. The base is a folder, or on the Hub."""
+    """The tokenizer has the same tokens, but the ids of two are swapped. The base is a folder, or on the Hub."""
     base = str(finished)
     if place == "hub":
         cached = tmp_path / "cache" / "models--some--model"
@@ -599,7 +599,7 @@ def test_a_warm_up_beyond_the_training_is_refused(options, refused, corpus, tmp_
             with pytest.raises(UserError, match=r"tiny\.yaml: training\.warmup_steps is 9, and .* 8 steps.* to 0.1,"):
                 fits.on_train_begin(args, state, None)
         else:
-            fits.on_train_begin(args, state, None)  # also of a run that has begun
+            fits.on_train_begin(args, state, None)  # or a run that has already begun
 
 
 @pytest.mark.parametrize(("count", "base", "told"), [(3000, None, True), (3000, "base", False), (5000, None, False)])

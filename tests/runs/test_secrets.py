@@ -1,4 +1,4 @@
-"""Tokens, passwords and keys of a recipe are used, and written nowhere."""
+"""Tokens, passwords and keys in a recipe are used, but never written."""
 
 import pickle
 import shutil
@@ -39,7 +39,7 @@ def test_secrets_are_known_by_name(name, expected):
 
 
 def test_a_run_writes_no_secret(tmp_path, capfd):
-    """Neither into its files nor onto the screen, on its own recipe or by an override; a resumed run needs none."""
+    """Secrets from the recipe or an override reach no file and no output. A resumed run needs no secrets."""
     values = tiny_values(tmp_path / "run", **RESUMABLE, hub_token=SECRET, report_to="tensorboard")
     values["training"]["fsdp_config"] = {"limit_all_gathers": True, "api_key": f"{SECRET}2"}
     recipe = load_recipe(write_recipe(tmp_path, values), [f"--training.hub_token={SECRET}1"])

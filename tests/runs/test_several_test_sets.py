@@ -1,4 +1,4 @@
-"""Several test sets in one run: each is scored alone, and all sentences together; validation losses of the model."""
+"""Several test sets in one run: scores of each set and of all sentences, and validation losses of the model."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Settings that follow from the size of a corpus: the training is long enough, the warm-up a small part of it."""
+"""Settings that follow from the size of a corpus, such as a long enough training with a short warm-up."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SIZES = (100, 3_000, 30_000, 1_000_000)
 @pytest.mark.parametrize("pairs", SIZES)
 def test_training_is_long_enough_for_its_warmup(pairs, length):
     suggested = suggest_settings(CorpusSize(pairs, length))
-    updates = suggested.num_train_epochs * pairs * length / suggested.max_tokens  # batches that are full
+    updates = suggested.num_train_epochs * pairs * length / suggested.max_tokens  # for full batches
     assert 1 <= suggested.warmup_steps <= updates / 5
     assert suggested.num_train_epochs <= 40
     assert updates >= (1_900 if pairs * length >= 40_000 else 45), "a model that starts from nothing needs many"
@@ -20,7 +20,7 @@ def test_training_is_long_enough_for_its_warmup(pairs, length):
 
 @pytest.mark.parametrize("pairs", SIZES)
 def test_vocabulary_is_small_enough(pairs):
-    """Each piece of a word is seen often: ten times on average, with some five pieces in a side of a pair."""
+    """Each subword is seen ten times on average, if each side of a pair has about five subwords."""
     suggested = suggest_settings(CorpusSize(pairs, alphabet=0))
     assert suggested.vocab_size <= min(pairs + 100, 32_000)
 
@@ -36,7 +36,7 @@ def test_settings_grow_with_the_corpus():
 
 
 def test_a_batch_that_must_be_larger_makes_epochs_longer():
-    """The updates that are wanted stay the same, where the limits of epochs allow it."""
+    """The number of updates stays the same, if the limits on the epochs allow it."""
     size = CorpusSize(pairs=30_000, length=16, alphabet=60)
     free, bound = suggest_settings(size), suggest_settings(size, least_tokens=2 * suggest_settings(size).max_tokens)
     assert bound.max_tokens == 2 * free.max_tokens

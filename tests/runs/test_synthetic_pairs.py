@@ -1,4 +1,4 @@
-"""From text in one language to a model: back-translation and distillation, the whole chain, and resumed exactly."""
+"""Back-translation and distillation: the whole chain from monolingual text to a model, with exact resuming."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def corpus(tmp_path_factory) -> Path:
 
 
 def recipe_of(corpus: Path, run: Path, data: dict, **options):
-    """A tiny recipe on the corpus, of eight steps; `data` are further keys."""
+    """A tiny recipe of eight steps on the corpus. `data` has further keys of that section."""
     training = {"max_steps": 8, "eval_steps": 4, "save_steps": 4, "max_tokens": 1024, **options}
     values = tiny_values(run, family="vanilla_transformer", **training)
     places = {split: split for split in ("train", "validation", "test")}
@@ -63,7 +63,7 @@ def command(monkeypatch, *words) -> None:
 
 @pytest.fixture
 def back_translated(corpus, tmp_path, monkeypatch) -> Path:
-    """The corpus with `bt.de`, which a reverse model has made of `mono.en`, and `bt.en`."""
+    """The corpus with `bt.de`, a translation of `mono.en` by a reverse model, and `bt.en`, a copy of `mono.en`."""
     reverse = tmp_path / "reverse"
     run_recipe(recipe_of(corpus, reverse, {"source_lang": "en", "target_lang": "de"}))
     made = corpus / "bt.de"
@@ -91,7 +91,7 @@ TAGGED = {"synthetic": "bt", "synthetic_tag": "<bt>", "synthetic_rate": 1.0}
 
 
 def test_back_translation_from_text_to_model(back_translated, tmp_path):
-    """With dropout, resumed in the middle, bit for bit."""
+    """Train with dropout. Resuming in the middle gives the same weights bit for bit."""
     run, recipe = tmp_path / "run", recipe_of(back_translated, tmp_path / "run", TAGGED)
     results = run_recipe(recipe)
     assert results["train"]["steps"] == 8
@@ -112,7 +112,7 @@ def test_back_translation_from_text_to_model(back_translated, tmp_path):
 
 
 def test_distillation_from_text_to_model(corpus, tmp_path, monkeypatch):
-    """Alone, and mixed with the real pairs; a teacher searches with beams."""
+    """Train on distilled pairs alone, and mixed with the real pairs. The teacher translates with beam search."""
     teacher = tmp_path / "teacher"
     run_recipe(recipe_of(corpus, teacher, {}))
     made = corpus / "distilled.en"
@@ -128,7 +128,7 @@ def test_distillation_from_text_to_model(corpus, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("rate", "expected"), [(None, (200, 100)), (1.0, (200, 200)), (0.25, (400, 100))])
 def test_an_epoch_of_training_has_both_kinds_at_the_rate(rate, expected, corpus, tmp_path):
-    """Counted by the tag in the batches."""
+    """Count both kinds by the tag in the batches."""
     for language in ("de", "en"):
         shutil.copy(corpus / f"mono.{language}", corpus / f"other.{language}")
     recipe = recipe_of(corpus, tmp_path / "run", {**TAGGED, "synthetic": "other", "synthetic_rate": rate})

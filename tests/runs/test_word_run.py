@@ -26,7 +26,7 @@ INDENTED = {"if": "    if  x :", "return": "DCNL DCSP return", "loop": "  for  x
 
 
 def recipe_of(folder: Path, **sections) -> Recipe:
-    """Three lines of code, one for each word of the source, over and over."""
+    """A recipe whose corpus repeats three lines of code, one for each source line."""
     sources, targets = zip(*(list(INDENTED.items()) * 20), strict=True)
     for suffix, lines in (("nl", sources), ("py", targets)):
         (folder / f"all.{suffix}").write_text("".join(f"{line}\n" for line in lines))
@@ -77,7 +77,7 @@ def test_every_door_gives_the_same_code(trained):
 
 def test_shared_folder_needs_no_package(trained, tmp_path, used_in_a_fork):
     run, _ = trained
-    share(run, tmp_path / "shared")  # loads it, and translates, in a process without the package
+    share(run, tmp_path / "shared")  # loads the model and translates, in a process without the package
     assert (tmp_path / "shared" / "word_tokenizer.py").is_file()
     _, tokenizer = load_translator(str(tmp_path / "shared"))
     assert type(tokenizer) is WordTokenizer
@@ -124,7 +124,7 @@ def test_engines_and_classes_of_transformers_are_refused(trained, tmp_path):
     ],
 )
 def test_contradicting_recipes_are_refused(trained, tmp_path, sections, told):
-    """Whether the words are counted, or come with the tokenizer of an earlier run."""
+    """Refuse both with counted words and with the tokenizer of an earlier run."""
     saved = {"words": False, "path": str(trained[0])}
     for suffix in ("nl", "py"):
         (tmp_path / f"made.{suffix}").write_text("x = 1\n")
@@ -135,7 +135,7 @@ def test_contradicting_recipes_are_refused(trained, tmp_path, sections, told):
 
 
 def test_a_run_goes_on_from_a_run_with_its_words(trained, tmp_path, caplog):
-    """Of the target vocabulary, too, each word keeps its id."""
+    """Each word must keep its id, in the target vocabulary, too."""
     run, _ = trained
     saved = {"words": False, "normalization": "nfkc", "path": str(run)}
     run_recipe(recipe_of(tmp_path, tokenizer=saved, model={"init_from": str(run)}))

@@ -1,4 +1,4 @@
-"""A process trains on one device, and says so where there are more."""
+"""A process trains on one device, and warns if there are more devices."""
 
 import logging
 
@@ -18,7 +18,7 @@ def test_one_process_takes_one_gpu(arguments, tmp_path, monkeypatch, caplog):
         args.tell_of_idle_gpus()
     assert caplog.text == ""
 
-    args._n_gpu = 4  # what Transformers sets where it sees four
+    args._n_gpu = 4  # the value that Transformers sets if it finds four
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert args.n_gpu == 1
     assert args.parallel_mode == ParallelMode.NOT_PARALLEL

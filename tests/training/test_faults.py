@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: caught in their step, told, saved, replayed; stopped at, or left out."""
+"""Losses and gradients that are not finite: caught in their step, reported, saved, replayed, and perhaps skipped."""
 
 import copy
 import json
@@ -28,15 +28,18 @@ def corpus():
 
 @pytest.fixture
 def make(corpus, tmp_path):
-    """A trainer on the tiny corpus, with dropout; keywords are training arguments."""
+    """A function that makes a trainer on the tiny corpus, with dropout. Its keywords are training arguments."""
     return partial(tiny_trainer, corpus, tmp_path / "run")
 
 
 def spoil(trainer: TranslationTrainer, calls: set[int], value: float = math.nan, layer: str = "decoder") -> list[dict]:
-    """Make the feed-forward network of a stack's first layer give `value` in some forward passes, counted from 1.
+    """Multiply the output of the feed-forward network in a stack's first layer by `value` in some forward passes.
+
+    Args:
+        calls: the numbers of these forward passes, counted from 1.
 
     Returns:
-        A list that the weights before each forward pass, and what it was given, are put into.
+        A list to which each forward pass appends the weights before it, and its inputs.
     """
     seen: list[dict] = []
     network = getattr(trainer.model.model, layer).layers[0].feed_forward
@@ -53,7 +56,7 @@ def spoil(trainer: TranslationTrainer, calls: set[int], value: float = math.nan,
 
 
 def spoil_gradient(trainer: TranslationTrainer, steps: set[int], value: float = math.inf) -> str:
-    """Make the gradient of one parameter hold `value` in some steps; its name."""
+    """Add `value` to the gradient of one parameter in some steps. Return the name of the parameter."""
     name = "model.encoder.layers.0.feed_forward.fc1.weight"
     counter = iter(range(1, 1000))
     parameter = trainer.model.get_parameter(name)
@@ -107,7 +110,7 @@ def test_the_step_the_parameters_and_the_sentences_are_named(make, corpus, tmp_p
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e30], ids=["inf", "nan", "norm"])
 def test_catches_a_gradient_that_is_not_finite(value, make, tmp_path):
-    """Also one whose numbers are finite and whose norm is not, by which clipping would divide."""
+    """Catch also finite gradients whose norm is not finite, because clipping would divide by the norm."""
     trainer = make()
     name = spoil_gradient(trainer, {2}, value)
     with pytest.raises(NonFiniteError, match=rf"^step 2 .*: 1 of \d+ parameters have a gradient .*: {name}\. "):
@@ -117,7 +120,7 @@ def test_catches_a_gradient_that_is_not_finite(value, make, tmp_path):
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])
 def test_skipping_a_step_changes_nothing(clip, make):
-    """The optimizer's numbers of steps and its moments stay as they were; so do the weights, to the bit."""
+    """The weights stay the same bit for bit, and the optimizer's moments and step counts do not change."""
     trainer = make(on_nonfinite="skip", gradient_accumulation_steps=2, max_grad_norm=clip, logging_steps=4)
     seen = spoil(trainer, {5})
     trainer.train()
@@ -132,7 +135,7 @@ def test_skipping_a_step_changes_nothing(clip, make):
 
 
 def test_the_logged_loss_is_the_mean_of_the_steps_that_were_made(make):
-    """Against a run that logs every step."""
+    """Compare with a run that logs every step."""
     each = make(on_nonfinite="skip", gradient_accumulation_steps=2)
     spoil(each, {3})
     each.train()
@@ -151,7 +154,7 @@ def test_the_logged_loss_is_the_mean_of_the_steps_that_were_made(make):
 
 
 def test_what_the_model_reports_leaves_skipped_steps_out(make):
-    """Against a run that logs every step."""
+    """Compare with a run that logs every step."""
     logs = {}
     for every in (1, 4):
         trainer = make("latent_depth", on_nonfinite="skip", logging_steps=every, max_steps=4)
@@ -175,9 +178,9 @@ def test_too_many_skips_in_a_row_stop(make, tmp_path):
 
 @pytest.mark.parametrize("family", ["mat", "latent_depth", "marian"])
 def test_a_replay_computes_what_was_computed(family, make, tmp_path):
-    """The same losses, with dropout, what else is drawn, and what depends on the step's number.
+    """The losses are the same, with dropout, other random draws, and terms that depend on the step number.
 
-    The fault itself is put in from outside, so that a replay does not meet it.
+    The test injects the fault from outside, so the replay does not contain it.
     """
     model = {"layer_selection_init": 2.0, "kl_anneal_steps": 4} if family == "latent_depth" else None
     trainer = make(family, model=model, gradient_accumulation_steps=2)
@@ -194,7 +197,7 @@ def test_a_replay_computes_what_was_computed(family, make, tmp_path):
 
 
 def test_a_replay_finds_module_and_sentence(make, corpus, tmp_path, capsys):
-    """A token whose source embedding is infinite: found in the saved folder alone, which a replay does not change."""
+    """Find a token with an infinite source embedding, from the saved folder alone. The replay does not change it."""
     seen_in = Counter(token for ids in corpus.encoded["input_ids"] for token in set(ids))
     poison = min(token for token, sentences in seen_in.items() if 20 < sentences < 60)
     trainer = make(model={"share_encoder_decoder_embeddings": False})
@@ -254,7 +257,7 @@ def test_what_cannot_be_saved_does_not_hide_the_fault(make, tmp_path):
 
 
 def test_a_full_disk_does_not_hide_the_fault(make, monkeypatch):
-    """The library `tokenizers` raises an `Exception` of no kind."""
+    """The library `tokenizers` raises a plain `Exception`, and not an `OSError`."""
     trainer = make()
     spoil_gradient(trainer, {1})
     full = Mock(side_effect=Exception("No space left on device (os error 28)"))
@@ -281,14 +284,14 @@ def test_a_fault_is_not_written_through_links(make, tmp_path):
 
 
 def with_scaler(trainer: TranslationTrainer, scale: float) -> torch.amp.GradScaler:
-    """fp16's loss scaling, which accelerate sets up on GPUs alone, with a scaler that works on a CPU."""
+    """Set up fp16's loss scaling with a scaler for the CPU, because accelerate sets it up on GPUs only."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     trainer.accelerator.scaler = scaler
     return scaler
 
 
 def test_overflows_of_a_scaled_loss_are_no_fault(make, tmp_path):
-    """Gradients in fp16, scaled by far too much at first: the scaler leaves steps out until they fit."""
+    """The scale of the fp16 gradients is far too large at first. The scaler skips steps until they fit."""
     trainer = make(max_grad_norm=0)
     scaler = with_scaler(trainer, 2.0**22)
     forward = trainer.model.forward
@@ -314,7 +317,7 @@ def test_a_collapsed_loss_scale_is_told_as_such(action, make, tmp_path):
 
 @pytest.mark.parametrize("action", ["stop", "skip"])
 def test_a_loss_that_is_not_finite_is_a_fault_under_a_scaler_too(action, make):
-    """Its scale cannot help there."""
+    """Another loss scale cannot make such a loss finite."""
     trainer = make(on_nonfinite=action, max_grad_norm=0)
     with_scaler(trainer, 16.0)
     spoil(trainer, {3}, math.inf)

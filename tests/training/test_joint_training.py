@@ -1,4 +1,4 @@
-"""Runs of models whose layers are joined in other ways: a run that is resumed is the run that was left alone."""
+"""Models whose layers are joined in other ways: a resumed run equals an undisturbed run."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def corpus():
 
 @pytest.mark.parametrize("name", JOINTS)
 def test_a_resumed_run_is_the_run_that_was_left_alone(name, corpus, tmp_path):
-    """Bit for bit: weights, moments of the optimizer, dropout and what is logged of the joints."""
+    """Weights, optimizer moments, dropout and the logged values of the joints are the same bit for bit."""
     model = {**JOINTS[name], "dropout": 0.2, "decoder_layers": 2}
     once, again = (
         tiny_trainer(corpus, tmp_path, "vanilla_transformer", dict(model), max_steps=5, save_steps=3) for _ in range(2)

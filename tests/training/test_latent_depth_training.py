@@ -1,4 +1,4 @@
-"""Two-level optimisation, and the terms of the loss on their way through the Trainer, against plain loops."""
+"""Two-level optimisation, and the loss terms in the Trainer, against plain loops."""
 
 import copy
 
@@ -22,7 +22,7 @@ def corpus():
 
 
 def split(model):
-    """Parameters by name: posteriors, the rest."""
+    """Two dictionaries of parameters by name: the posteriors, and all others."""
     named = dict(model.named_parameters())
     posteriors = {name: p for name, p in named.items() if name.endswith("layer_logits")}
     return posteriors, {name: p for name, p in named.items() if name not in posteriors}
@@ -30,7 +30,7 @@ def split(model):
 
 @pytest.mark.parametrize(("inner_steps", "rate"), [(1, None), (3, 2.0)])
 def test_algorithm_1(inner_steps, rate, corpus, tmp_path, monkeypatch):
-    """Seven steps of the Trainer, interrupted after four, are those of the algorithm written out."""
+    """Seven steps of the Trainer equal the plain algorithm. Resuming after four steps changes nothing."""
     constant_noise(monkeypatch)
     training = {"inner_steps": inner_steps, "posterior_learning_rate": rate, "save_steps": 4, "max_steps": 7}
     trainer = build_trainer(corpus, tmp_path, **training)
@@ -96,7 +96,7 @@ def test_posteriors_are_a_group_of_their_own_and_do_not_decay(corpus, tmp_path):
     ],
 )
 def test_weights_of_layers_do_not_decay(fields, exempt, corpus, tmp_path):
-    """Decay would draw layers towards not being used."""
+    """Weight decay would pull layers towards being unused."""
     trainer = build_trainer(corpus, tmp_path, family="vanilla_transformer", model=fields)
     decaying = trainer.get_decay_parameter_names(trainer.model)
     names = [name for name, _ in trainer.model.named_parameters()]
@@ -108,7 +108,7 @@ def test_weights_of_layers_do_not_decay(fields, exempt, corpus, tmp_path):
 
 
 def test_a_step_without_posteriors_is_not_clipped_by_them(corpus, tmp_path, monkeypatch):
-    """The norm that is logged, and clipped by, is that of the gradients which are used."""
+    """The norm for the log and for clipping covers only the gradients that the step uses."""
     constant_noise(monkeypatch)
     norms = []
     for inner_steps in (1, 2):
@@ -126,7 +126,7 @@ def test_a_step_without_posteriors_is_not_clipped_by_them(corpus, tmp_path, monk
 
 
 def test_only_gradients_that_the_optimizer_gets_are_faults(corpus, tmp_path):
-    """The posteriors' are taken away in the first of two steps, before it is looked for what is not finite."""
+    """In the first of two steps, the gradients of the posteriors are removed before the check for finite values."""
     trainer = build_trainer(corpus, tmp_path, inner_steps=2, max_steps=2)
     (posterior, *_) = trainer.latent.posterior_parameters
     posterior.register_hook(lambda gradient: gradient + torch.inf)
@@ -150,7 +150,7 @@ def test_values_out_of_range(name, value, tmp_path):
 
 
 def test_the_loss_is_the_same_for_accumulation_and_one_large_batch(corpus, tmp_path, monkeypatch):
-    """Reconstruction, KL and target depth, smoothed labels and all; two processes: `test_scale_processes.py`."""
+    """Cover reconstruction, KL, target depth and label smoothing. For two processes, see `test_scale_processes.py`."""
     constant_noise(monkeypatch)
     trainer = build_trainer(corpus, tmp_path, gradient_accumulation_steps=2)
     batches, large = first_batches(trainer, 2)
@@ -174,7 +174,7 @@ def test_logged_terms_are_means_over_the_steps_and_add_up_to_the_loss(corpus, tm
     trainer = build_trainer(corpus, tmp_path, gradient_accumulation_steps=2, max_steps=3)
     trainer.train()
     for log in trainer.state.log_history[:3]:
-        # both batches of a step draw the same z, so the mean of each term is the term
+        # both batches of a step draw the same z, so the mean of a term equals the term
         total = log["reconstruction"] + 0.3 * log["kl"] + 0.2 * log["target_depth"]
         assert log["loss"] == pytest.approx(total, abs=2e-4)
         assert log["kl"] > 0
@@ -220,7 +220,7 @@ def plain_trainer(model, batches, folder, callbacks=(), **arguments):
 
 @pytest.fixture
 def started(corpus, tmp_path, monkeypatch):
-    """A trainer of ours with everything that changes over training, its batches, and what the model warns of."""
+    """Our trainer with all terms that change during training, its batches, and the list of the model's warnings."""
     constant_noise(monkeypatch)
     warnings = []
     monkeypatch.setattr(modeling_latent_depth.logger, "warning_once", warnings.append)
@@ -230,12 +230,12 @@ def started(corpus, tmp_path, monkeypatch):
 
 
 def losses(trainer):
-    """What was logged of each step."""
+    """The logged loss of each step."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def test_any_trainer_with_the_callback_trains_the_same_loss(started, tmp_path):
-    """Loss by loss and weight by weight, smoothing and accumulation included; also when it is resumed."""
+    """Every loss and weight is the same, with label smoothing and accumulation, and also after resuming."""
     ours, batches, warnings = started
     model, resumed_model = copy.deepcopy(ours.model), copy.deepcopy(ours.model)
     ours.train()
@@ -267,7 +267,7 @@ def test_a_trainer_without_the_callback_is_warned_of_it(started, tmp_path):
 
 
 def test_the_label_smoothing_of_a_trainer_is_warned_of_or_refused(started, tmp_path):
-    """It takes the labels away, and with them KL and target depth."""
+    """The Trainer's label smoothing removes the labels from the inputs, and so KL and target depth."""
     ours, batches, warnings = started
     batches = [
         {**batch, "decoder_input_ids": ours.model.prepare_decoder_input_ids_from_labels(batch["labels"])}

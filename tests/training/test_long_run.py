@@ -1,4 +1,4 @@
-"""What days of training rest on: nothing stays behind from step to step, and waiting for data is counted."""
+"""Requirements of long training: no memory is left over after a step, and the time of waiting for data is counted."""
 
 import gc
 import time
@@ -23,7 +23,7 @@ def make(corpus, tmp_path):
 
 
 class Tensors(TrainerCallback):
-    """Counts the tensors that Python holds, at some steps."""
+    """Counts the tensors that Python holds at some steps."""
 
     def __init__(self, steps: tuple[int, ...]) -> None:
         self.steps, self.counts = steps, []
@@ -35,7 +35,7 @@ class Tensors(TrainerCallback):
 
 
 def test_no_tensor_stays_behind(make):
-    """Over 100 steps and 10 evaluations; `benchmarks/long_run.py` looks at the memory of the process over 2,000."""
+    """Test 100 steps with 10 evaluations. `benchmarks/long_run.py` measures the process's memory over 2,000 steps."""
     trainer = make(max_steps=100, eval_strategy="steps", eval_steps=10, logging_steps=10)
     counter = Tensors((35, 55, 75, 95))
     trainer.add_callback(counter)
@@ -44,7 +44,7 @@ def test_no_tensor_stays_behind(make):
 
 
 def test_evaluations_leave_nothing_behind(make, corpus):
-    """Neither workers, also where those of training persist, nor the loader."""
+    """Neither the loader stays, nor its workers, even if the workers of the training persist."""
     trainer = make(dataloader_num_workers=1, dataloader_persistent_workers=True)
     trainer.evaluate()
     gc.collect()
@@ -57,7 +57,7 @@ def test_evaluations_leave_nothing_behind(make, corpus):
 
 
 def test_waiting_for_data_is_counted(make):
-    """A collator that takes its time, against the clock; evaluation and what the model does are not part of it."""
+    """Compare a slow collator with the clock. The time of the model does not count as waiting."""
     trainer = make(max_steps=6, logging_steps=3, gradient_accumulation_steps=2)
     collate, calls = trainer.data_collator, []
 

@@ -1,4 +1,4 @@
-"""LoRA in a run: what learns and what stays, what a checkpoint holds, and going on from one."""
+"""LoRA in a run: trained and frozen parameters, the contents of a checkpoint, and resuming from a checkpoint."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def corpus():
 
 
 def trained(corpus, folder, family="mat", **training):
-    """A trainer whose model has learnt for two steps, and the weights that it began with."""
+    """A trainer after two steps of training, and the weights from before the training."""
     trainer = tiny_trainer(corpus, folder, family, max_steps=2, save_steps=2, learning_rate=0.05)
     trainer.args.lora_r = 2
     vars(trainer.args).update(training)
@@ -40,7 +40,7 @@ def trained(corpus, folder, family="mat", **training):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_projections_learn_and_everything_else_stays(family, corpus, tmp_path, caplog):
-    """What joins or selects layers is said to stay."""
+    """A log message names the parameters that stay although they join or select layers."""
     trainer, before = trained(corpus, tmp_path, family)
     joints = {"latent_depth": "layer_logits", "multipath_transformer": "alpha"}
     assert ("LoRA leaves" in caplog.text) == (family in joints)
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_a_whole_model_and_an_adapter_for_peft(corpus, tmp_path)
 
 
 def tuned(folder, family="m2m_100", **training):
-    """A recipe that adapts a small NLLB to two pairs, one of them with a language that it does not know."""
+    """A recipe that adapts a small NLLB to two pairs. One pair has a language that is new to the model."""
     make_base("nllb", folder / "base")
     write_corpus(folder)
     pairs = ["eng_Latn-deu_Latn", "eng_Latn-gsw_Latn"]
@@ -110,7 +110,7 @@ def test_a_run_adapts_a_base_and_the_embedding_of_a_new_language(family, tmp_pat
     new = next(weights[name] for name in (table, "model.decoder.embed_tokens.weight") if name in weights)
     assert torch.equal(new[: len(old)], old)
     assert len(new) == len(old) + 1
-    assert not torch.equal(new[-1], old[-1])  # it began as that of German, the last code
+    assert not torch.equal(new[-1], old[-1])  # the new embedding began as the embedding of German, the last code
     assert not (run / "adapter").exists()
     assert results["parameters"] == sum(
         parameter.numel() for parameter in load_model(AutoModelForSeq2SeqLM, run).parameters()
@@ -134,7 +134,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(training, tmp_path):
 
 
 def interrupted(folder):
-    """A run with its first checkpoint alone."""
+    """An unfinished run with only its first checkpoint."""
     recipe, run = tuned(folder), folder / "run"
     run_recipe(recipe)
     (run / "results.json").unlink()
@@ -212,7 +212,7 @@ def test_a_fault_holds_a_model_that_loads(corpus, tmp_path):
 
 
 def test_scale_and_dropout_reach_the_adapter(corpus, tmp_path):
-    """Without a scale it is twice the rank."""
+    """The default scale is twice the rank."""
     trainer, _ = trained(corpus, tmp_path, lora_dropout=0.1)
     config = trainer.model.peft_config["default"]
     assert (config.r, config.lora_alpha, config.lora_dropout) == (2, 4, 0.1)

@@ -1,4 +1,4 @@
-"""Memory that runs out in a step: the update is that of the whole batch, and a resumed run computes the same parts."""
+"""Memory runs out in a step: the update equals that of the whole batch. A resumed run computes the same parts."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ def corpus():
 
 
 def train(corpus, folder: Path, family: str = "mat", **training):
-    """A trainer in float64 without dropping, yet to be trained, of five steps of two batches."""
+    """Make a trainer in float64 without dropout, for three steps of two batches by default. Do not train it yet."""
     training = {"max_steps": 3, "max_grad_norm": 0.5, "logging_steps": 1, "gradient_accumulation_steps": 2, **training}
     return scale_worker.make_trainer(corpus, folder, family, scale_worker.without_dropping(family), **training)
 
@@ -45,7 +45,7 @@ def train(corpus, folder: Path, family: str = "mat", **training):
     ],
 )
 def test_the_update_is_that_of_the_whole_batch(family, where, corpus, tmp_path, caplog, monkeypatch):
-    """Also where gradients of some parameters had been added, and those of an earlier batch of the step."""
+    """Test also with gradients already added: of some parameters, and of an earlier batch of the step."""
     constant_noise(monkeypatch)
     whole, parts = train(corpus, tmp_path / "whole", family), train(corpus, tmp_path / "parts", family)
     failures = scale_worker.limit_memory(parts, 512, where)
@@ -69,7 +69,7 @@ def test_the_update_is_that_of_the_whole_batch(family, where, corpus, tmp_path, 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_batch_is_halved_until_it_fits(where, corpus, tmp_path):
-    """By a processor's error, too; in the backward pass parts run out of memory in their turn."""
+    """Test with the error of a CPU. In the backward pass, parts run out of memory again."""
     whole, parts = train(corpus, tmp_path / "whole"), train(corpus, tmp_path / "parts")
     failures = scale_worker.limit_memory(parts, 128, where, RuntimeError(CPU))
     whole.train()
@@ -80,7 +80,7 @@ def test_a_batch_is_halved_until_it_fits(where, corpus, tmp_path):
         torch.testing.assert_close(parts.model.state_dict()[name], weight, rtol=0, atol=1e-10, msg=name)
 
 
-# A batch of wide feed-forward networks needs over a gigabyte, and 400 MB are left.
+# A batch in the wide feed-forward networks needs over a gigabyte, but the limit leaves 400 MB.
 SHORT = """
 import resource, sys
 from pathlib import Path
@@ -98,7 +98,7 @@ print("largest batch", trainer.splitter.largest.tokens)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process by setrlimit")
 def test_memory_that_really_runs_out(run_code, tmp_path):
-    """In a process of its own, which has no freed memory of other tests."""
+    """Run in a separate process, which holds no freed memory of other tests."""
     ended = run_code(SHORT, tmp_path / "run", environment=WITH_HELPERS)
     assert ended.returncode == 0, ended.stderr
     assert "memory ran out on a batch of" in ended.stderr
@@ -106,7 +106,7 @@ def test_memory_that_really_runs_out(run_code, tmp_path):
 
 
 def test_a_resumed_run_computes_the_same_parts(corpus, tmp_path):
-    """With dropout: from a checkpoint after the failure; nothing fails again."""
+    """Resume with dropout from a checkpoint after the failure. Memory does not run out again."""
     options = {"model": {"dropout": 0.3}, "max_steps": 6, "save_steps": 3}
     once, again = (tiny_trainer(corpus, tmp_path / "run", **options) for _ in range(2))
     told = scale_worker.limit_memory(once, 512, "backward")
@@ -121,7 +121,7 @@ def test_a_resumed_run_computes_the_same_parts(corpus, tmp_path):
 
 
 def test_the_failure_leaves_no_trace_in_the_random_numbers(corpus, tmp_path):
-    """A run that knew the largest batch beforehand draws the same."""
+    """A run that starts with the right largest batch draws the same numbers."""
     surprised, warned = (tiny_trainer(corpus, tmp_path / name, model={"dropout": 0.3}, max_steps=3) for name in "ab")
     failures = scale_worker.limit_memory(surprised, 512, "forward")
     warned.splitter.largest.tokens = 512
@@ -150,7 +150,7 @@ def test_sharded_weights_cannot_be_computed_in_parts(corpus, tmp_path, monkeypat
 
 
 def test_a_pass_that_adds_parts_of_gradients_is_not_repeated(corpus, tmp_path):
-    """Reentrant checkpoints add the gradient of shared weights once a checkpoint."""
+    """Reentrant checkpointing adds the gradient of shared weights once for each checkpoint."""
     checkpointing = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     trainer = tiny_trainer(corpus, tmp_path / "run", **checkpointing)
     scale_worker.limit_memory(trainer, 512, "forward")
@@ -160,7 +160,7 @@ def test_a_pass_that_adds_parts_of_gradients_is_not_repeated(corpus, tmp_path):
 
 
 def fail_once():
-    """A hook that lets memory run out at the first gradient."""
+    """Return a hook that raises an out-of-memory error at the first gradient."""
     left = [1]
 
     def hook(gradient):
@@ -181,7 +181,7 @@ def test_other_errors_are_not_taken_for_it(corpus, tmp_path):
 
 
 def test_a_fault_is_replayed_in_the_same_parts(corpus, tmp_path):
-    """With dropout, whose draws depend on the parts."""
+    """Use dropout, because its random numbers depend on the parts."""
     trainer = tiny_trainer(corpus, tmp_path / "run", model={"dropout": 0.3}, gradient_accumulation_steps=2)
     scale_worker.limit_memory(trainer, 512, "forward")
     weight = trainer.model.model.encoder.layers[0].feed_forward.fc1.weight
@@ -200,7 +200,7 @@ def test_a_fault_is_replayed_in_the_same_parts(corpus, tmp_path):
     [([None, 512], [None, 512]), ([512, 64, None], [64, 64]), (512, [512, 512]), (None, [None, None])],
 )
 def test_each_process_takes_up_its_own_largest_batch(tokens, of_process, monkeypatch):
-    """Of another number of processes, each takes the smallest."""
+    """If the number of processes has changed, each process takes the smallest value."""
     PartialState()
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
     for rank, expected in enumerate(of_process):
@@ -220,7 +220,7 @@ def test_a_checkpoint_cannot_keep_anything_else(tokens):
 
 @pytest.mark.parametrize(("largest", "rows"), [(None, [5]), (50, [5]), (49, [4, 1]), (20, [2, 2, 1]), (3, [1] * 5)])
 def test_parts_hold_every_row_once(largest, rows):
-    """Of five rows of ten tokens on the longer side."""
+    """Split five rows with ten tokens on the longer side."""
     ids = torch.arange(5)[:, None]
     inputs = {"input_ids": ids.expand(5, 7), "labels": ids.expand(5, 10), "posteriors": torch.arange(5)}
     parts = split(inputs, largest)

@@ -1,4 +1,4 @@
-"""How far sentences are padded in training, and what a batch's tokens are."""
+"""The padding of sentences in training, and the counting of tokens in a batch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Progress is bars on a terminal; in a file it is plain lines, one per `logging_steps`."""
+"""Progress bars on a terminal. In a file, progress is plain lines, one per `logging_steps`."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ def corpus():
 
 @pytest.fixture(autouse=True)
 def no_bars_of_saving():
-    """As the scripts have it: Transformers' own bars of loading and saving weights, which takes no time, are off."""
+    """Turn off Transformers' bars for loading and saving weights, as the scripts do; both take almost no time."""
     disable_progress_bar()
     yield
     enable_progress_bar()
@@ -50,7 +50,7 @@ def test_training_prints_a_line_per_logging_steps_into_a_file(corpus, tmp_path, 
 
 
 def test_training_goes_on_when_nobody_reads_the_log_any_more(forks, tmp_path):
-    """As after `2>&1 | head`: a scheduler would take the run for finished."""
+    """As after `2>&1 | head`. If the run ended there, a scheduler would take it for finished."""
     program = (
         "from pathlib import Path; from test_progress import train; from tiny_run import tiny_corpus; "
         f"train(tiny_corpus(), Path({str(tmp_path)!r})).save_model()"
@@ -88,7 +88,7 @@ def test_encoding_and_translating_draw_no_bar_into_a_file(corpus, tmp_path, caps
 
 
 def test_only_steps_count_and_totals_survive_an_interruption(monkeypatch):
-    """Seconds are those of steps; minutes are of all."""
+    """`seconds` counts the time of steps only; `minutes` counts all time."""
     now = 0.0
     monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
     counter = callbacks.Throughput()

@@ -1,6 +1,6 @@
-"""Killed, told to stop, or out of disk at any moment: the run ends as one that was left alone, bit for bit.
+"""Killed, stopped by a signal, or out of disk at any moment: the run ends as an undisturbed run, bit for bit.
 
-`benchmarks/resume_matrix.py` has all moments under all circumstances; these are some of each kind.
+`benchmarks/resume_matrix.py` tests all moments under all circumstances. The tests here are some of each kind.
 """
 
 import json
@@ -41,7 +41,7 @@ def runs():
 
 @pytest.fixture(scope="module")
 def case(runs, tmp_path_factory):
-    """A function: a recipe with some options, its run's folder, and the folder of the same run left alone."""
+    """A function that returns a recipe with some options, its run folder, and the folder of the undisturbed run."""
     folder, references = tmp_path_factory.mktemp("resume"), {}
 
     def make(**options) -> tuple[Path, Path, Path]:
@@ -58,7 +58,7 @@ def case(runs, tmp_path_factory):
 
 
 def assert_whole(run: Path) -> None:
-    """What has the name of a checkpoint is one, and this run's."""
+    """Check that each folder with the name of a checkpoint is a complete checkpoint of this run."""
     kept, run_id = checkpoints(run, "checkpoint", "interrupted"), read_id(run)
     assert [(path.name, why) for path in kept if (why := problem(path, run_id))] == []
     assert {read_checksums(path)["run"] for path in kept} <= {run_id}
@@ -77,7 +77,7 @@ def test_resumes_after_a_kill_at_any_moment(moment, count, said, runs, case):
 
 
 def test_starts_anew_after_kills_before_anything_is_saved(runs, case):
-    """Each start finds what the killed one before it has left."""
+    """Each start finds the files that the killed start before it has left."""
     recipe, run, reference = case()
     for moment in ("mark not yet named", "recipe not yet named", "tokenizer not yet named"):
         codes, output = runs.run(recipe, blow=Blow(moment))
@@ -94,13 +94,13 @@ def test_starts_anew_after_kills_before_anything_is_saved(runs, case):
 @pytest.mark.parametrize(
     ("options", "blow", "status", "left"),
     [
-        # the average of the last three is of the same three as if nothing had happened
+        # the average is of the same last three checkpoints as in the undisturbed run
         ({"average_last": 3, "save_total_limit": 4}, Blow("in a step", 14, number=15), 143, "interrupted-14"),
         ({"average_last": 3, "save_total_limit": 4}, Blow("in evaluation", 3, number=2), 130, None),
-        # at the end of an epoch, by epochs: the evaluation and the save that are due are made first
+        # evaluating and saving by epoch: at the end of an epoch, both are done before the run stops
         ({"eval_strategy": "epoch", "save_strategy": "epoch"}, Blow("in a step", 12, number=15), 143, "checkpoint-12"),
         ({"eval_strategy": "epoch", "save_strategy": "epoch"}, Blow("in a step", 9, number=15), 143, "interrupted-9"),
-        # schedulers signal the workers as well
+        # schedulers also signal the workers
         ({"dataloader_num_workers": 2}, Blow("in a step", 9, number=15, to_group=True), 143, "interrupted-9"),
     ],
 )
@@ -119,7 +119,7 @@ def test_saves_and_exits_on_a_signal(options, blow, status, left, runs, case):
     codes, output = runs.run(recipe)
     assert codes == [0], output
     assert f"resuming from {newest.name}" in output
-    # The loss logged first after stopping between two logs is the mean of fewer steps.
+    # After a stop between two logs, the first logged loss is the mean of fewer steps.
     assert [each for each in difference(run, reference) if ": loss of step" not in each] == []
     assert checkpoints(run, "interrupted") == []
 
@@ -157,7 +157,7 @@ def test_a_stream(runs, case):
 @pytest.mark.parametrize("options", [{}, {"dataloader_num_workers": 1}])
 def test_bpe_dropout(options, runs, case):
     recipe, run, reference = case(tokenizer={"bpe_dropout": 0.2}, **options)
-    assert difference(case()[2], reference)  # it changes what is learnt
+    assert difference(case()[2], reference)  # BPE-dropout changes the weights
     assert runs.run(recipe, blow=Blow("in a step", 14))[0] == [-signal.SIGKILL]
     codes, output = runs.run(recipe)
     assert codes == [0], output
@@ -167,7 +167,7 @@ def test_bpe_dropout(options, runs, case):
 
 @pytest.mark.parametrize(("moment", "count"), [("checkpoint just named", 2), ("in generation", 4)])
 def test_a_full_disk(moment, count, runs, case):
-    """The weights, and torch's own files, which it reports in another way: one line, and nothing is lost."""
+    """Writing the weights fails, or torch's own files, whose error differs: one line is printed, nothing is lost."""
     recipe, run, reference = case()
     codes, output = runs.run(recipe, blow=Blow(moment, count, number=FULL))
     assert codes == [2], output
@@ -187,7 +187,7 @@ def test_a_file_cut_short(name, case, tmp_path, caplog):
     _, _, reference = case()
     for step in (16, 20):
         shutil.copytree(reference / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    (tmp_path / "damaged-checkpoint-20").mkdir()  # of an earlier time
+    (tmp_path / "damaged-checkpoint-20").mkdir()  # set aside earlier
     (tmp_path / "damaged-checkpoint-20" / "file").touch()
     file = tmp_path / "checkpoint-20" / name
     file.write_bytes(file.read_bytes()[:-10])
@@ -212,7 +212,7 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path):
 
 @contextmanager
 def unprivileged():
-    """Root may write everywhere; nobody may not."""
+    """Give up root's rights for a while: root may write everywhere, but the user `nobody` (65534) may not."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
@@ -224,7 +224,7 @@ def unprivileged():
 
 
 def test_a_read_only_folder(tmp_path):
-    """The reason comes out in words, whoever reports it; what was there stays."""
+    """The error message gives the reason, whichever library reports it. Existing files stay."""
     source, output = tmp_path / "source", tmp_path / "output"
     source.mkdir()
     save_file({"a": torch.ones(3)}, source / "model.safetensors")

@@ -1,4 +1,4 @@
-"""What a run refuses to go on from, or sets aside: other data, flipped bits, states and files from elsewhere."""
+"""Checkpoints that a run refuses or sets aside: other data, flipped bits, states and files from elsewhere."""
 
 import errno
 import gzip
@@ -65,7 +65,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def unfinished(finished, tmp_path):
-    """The same run in a place of its own, before its last step; and its recipe."""
+    """A copy of the run in its own folder, without its last step, and its recipe."""
     folder = tmp_path / "work"
     shutil.copytree(finished[0].parent, folder)
     recipe = folder / "run.yaml"
@@ -95,7 +95,7 @@ def flip(path: Path, place: float = 0.5) -> None:
 
 
 def change_state(checkpoint: Path, **fields) -> None:
-    """Write other fields, and leave no trace in the checksums."""
+    """Change fields of the state, and remove the checksums that would show the change."""
     path = checkpoint / STATE
     state = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(state | fields), encoding="utf-8")
@@ -137,7 +137,7 @@ def test_a_digest_is_of_content_alone(corpus):
     def one_id(row, number):
         return {"labels": [row["labels"][0] + 1, *row["labels"][1:]]} if number == 150 else {}
 
-    def shifted(row):  # the same numbers in a row, divided otherwise
+    def shifted(row):  # the same numbers in a row, split differently between the columns
         return {"input_ids": row["input_ids"] + row["labels"][:1], "labels": row["labels"][1:]}
 
     assert data_digest(encoded.map(one_id, with_indices=True, features=encoded.features), args) != digest
@@ -149,7 +149,7 @@ def test_a_stream_is_known_by_its_files(finished, tmp_path):
     data = load_recipe(finished[0], ["--data.root", str(tmp_path), "--data.streaming", "true"]).data
     digests = []
     lines = (tmp_path / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
-    far = lines * 40  # 12,000 pairs, of which the last one is beyond what is read
+    far = lines * 40  # 12,000 pairs; the last one is not among the first rows that are read
     for variant in (far, far, [*far[:-1], far[-1].replace("e", "a")], far + lines[:1]):
         (tmp_path / "train.tsv").write_text("".join(variant), encoding="utf-8")
         digests.append(data_digest(load_parallel(data, "train"), data))
@@ -261,7 +261,7 @@ def test_a_flipped_bit_in_any_file_is_found(finished, tmp_path, caplog):
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
 def test_checksums_of_archives_are_read_without_ours(name, finished, tmp_path):
-    """As of a checkpoint that an older version saved."""
+    """Without `checksums.json`, as in checkpoints of older versions, the checksums of the archives find damage."""
     checkpoint = tmp_path / "checkpoint-2"
     shutil.copytree(finished[1] / "checkpoint-2", checkpoint)
     (checkpoint / CHECKSUMS).unlink()
@@ -284,7 +284,7 @@ def test_damage_to_what_is_averaged_is_told(two):
 
 
 def replace_generators(checkpoint):
-    """Of another process: as many bytes, and whole."""
+    """Replace the random state by a valid state of another process, with as many bytes."""
     state = torch.load(checkpoint / "rng_state.pth", weights_only=False)
     state["cpu"] = torch.manual_seed(4).get_state()
     torch.save(state, checkpoint / "rng_state.pth")
@@ -333,7 +333,7 @@ def test_files_from_elsewhere_set_a_checkpoint_aside(name, two, caplog):
 
 @pytest.mark.parametrize("name", TAMPERED)
 def test_a_tampered_state_sets_a_checkpoint_aside(name, two, caplog):
-    """Also by somebody who has removed the checksums."""
+    """Find a changed state even if the checksums were removed, too."""
     change_state(two / "checkpoint-2", **TAMPERED[name])
     assert last_checkpoint(two).name == "checkpoint-1"
     (line,) = caplog.messages
@@ -364,7 +364,7 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(two):
 
 
 def test_reports_damage_that_loads_without_an_error(unfinished):
-    """Of an older version: what can be read, but is nothing for this run."""
+    """Without checksums, as in an older version: the files can be read, but do not fit this run."""
     recipe, run = unfinished
     for name, content in (("rng_state.pth", {"python": 3}), ("optimizer.pt", {"state": {}})):
         shutil.copytree(run / "checkpoint-2", run / "copy")
@@ -470,7 +470,7 @@ def test_rotation_leaves_what_links_point_to(tmp_path):
 
 
 def test_nothing_is_written_through_a_link(finished, tmp_path):
-    """In a folder that somebody has prepared there is a link in place of each file, and draft, of a run."""
+    """Prepare a folder with a link in place of each file of a run, and of each draft."""
     recipe, done = finished
     run, mine = tmp_path / "run", tmp_path / "mine"
     mine.mkdir()
@@ -480,7 +480,7 @@ def test_nothing_is_written_through_a_link(finished, tmp_path):
     shutil.copyfile(done / "run.json", run / "run.json")
     for name in names:
         if name.parts[0].startswith("checkpoint-") or name.name == "results.json":
-            continue  # of checkpoints below
+            continue  # their links are made below
         for planted in (name, draft_of(name)):
             precious = mine / str(planted).replace("/", "|")
             precious.write_text("{}", encoding="utf-8")

@@ -13,7 +13,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from tiny_run import ENVIRONMENT, LAUNCH, SCRIPT
 
 CONFIGS = SCRIPT.parent / "accelerate"
-# No test needs more of a process than that it is one of several, and that they hear each other.
+# The tests only need to know that each process is one of several, and that they can communicate.
 COUNT = """
 import sys, torch
 from accelerate import PartialState
@@ -33,7 +33,7 @@ def free_port() -> int:
 
 
 def launched(config: str, *options: str):
-    """What accelerate makes of a config and of the options on the command line."""
+    """The arguments that accelerate makes from a config and from options on the command line."""
     arguments = ["--config_file", str(CONFIGS / config), *options, "train.py"]
     args, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(arguments))
     return args
@@ -41,7 +41,7 @@ def launched(config: str, *options: str):
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.iterdir()), ids=lambda path: path.name)
 def test_accelerate_reads_the_config(path):
-    """No key that it does not know, or that it takes for another type; and the recipe decides on precision."""
+    """Accelerate must know each key, and keep its type. Precision is "no", because the recipe sets it."""
     config = load_config_from_file(str(path))
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
     for key, value in given.items():
@@ -81,7 +81,7 @@ def prepare_env(config: str, *options: str):
 
 
 def test_nodes_find_each_other(run_code, tmp_path):
-    """Two on this machine, where each is a launcher of its own."""
+    """Start two nodes on this machine, each with its own launcher."""
     (tmp_path / "count.py").write_text(COUNT, encoding="utf-8")
     options = ["--num_processes", "2", "--main_process_port", str(free_port())]
     options += ["--config_file", CONFIGS / "several_nodes.yaml", "--main_process_ip", "127.0.0.1"]
@@ -91,6 +91,6 @@ def test_nodes_find_each_other(run_code, tmp_path):
         return run_code(LAUNCH, *words, environment=ENVIRONMENT)
 
     with ThreadPoolExecutor() as pool:
-        for launcher in pool.map(launch_node, range(2)):  # at their end, torch's launchers wait 300 s for each other
+        for launcher in pool.map(launch_node, range(2)):  # at the end, the launchers wait 300 s for each other
             assert launcher.returncode == 0, launcher.stderr
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("[0-9]")} == {"0": "2", "1": "2"}

@@ -1,4 +1,4 @@
-"""Two processes against one: every family, replicated and sharded; what is drawn at random; evaluation."""
+"""Two processes against one: every family, replicated and sharded, random numbers, and evaluation."""
 
 import json
 import shutil
@@ -35,10 +35,10 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def together(run_code, tmp_path_factory) -> Path:
-    """What two processes have come to.
+    """The folder with the results of two processes.
 
-    The config starts them: `accelerate launch --cpu --num_processes 2` starts one process, and so does a config of
-    MULTI_CPU, for want of an MPI.
+    The config starts them. `accelerate launch --cpu --num_processes 2` starts only one process, and so does a config
+    of MULTI_CPU, because there is no MPI.
     """
     out = tmp_path_factory.mktemp("together")
     done = run_code(LAUNCH, "--config_file", CONFIG, scale_worker.__file__, "main", out, environment=WITH_HELPERS)
@@ -48,7 +48,7 @@ def together(run_code, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(together) -> list[dict]:
-    """What each process reports."""
+    """The report of each process."""
     return [json.loads((together / f"report-{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
 
 
@@ -59,7 +59,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
 
 
 def flat(value) -> list[float]:
-    """The numbers in an entry of the log: one, or those of each layer."""
+    """All numbers in an entry of the log: one number, or the numbers of each layer."""
     return (
         [x for stack in value.values() for row in stack for x in flat(row)]
         if isinstance(value, dict)
@@ -69,7 +69,7 @@ def flat(value) -> list[float]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_processes_equal_one_that_accumulates(family, together, corpus, tmp_path):
-    """After six steps of Adam, clipped, with smoothed labels and all terms of the loss; replicated and sharded."""
+    """Compare after six steps of Adam with clipping, label smoothing and all loss terms, replicated and sharded."""
     trainer = scale_worker.train_without_dropping(corpus, tmp_path, family, gradient_accumulation_steps=2)
     start = scale_worker.make_trainer(corpus, tmp_path, family, scale_worker.without_dropping(family))
     before, alone = (dict(each.model.named_parameters()) for each in (start, trainer))
@@ -83,15 +83,15 @@ def test_two_processes_equal_one_that_accumulates(family, together, corpus, tmp_
         assert len(told["log"]) == len(trainer.state.log_history) > 2
         for ours, theirs in zip(told["log"][:-1], trainer.state.log_history[:-1], strict=True):
             assert ours.keys() == theirs.keys()
-            own = {"tokens_per_second", "data_share"}  # times
-            own |= {key for key in ours if key.startswith(GATE)}  # of each process's last batch
+            own = {"tokens_per_second", "data_share"}  # depend on the clock
+            own |= {key for key in ours if key.startswith(GATE)}  # depend on each process's last batch
             for key in ours.keys() - own:
                 assert flat(ours[key]) == pytest.approx(flat(theirs[key]), rel=1e-4, abs=1e-6), key
 
 
 @pytest.mark.parametrize(("family", "where"), scale_worker.SHORT)
 def test_memory_that_runs_out_in_one_process(family, where, together, reports, corpus, tmp_path):
-    """It splits its batches alone; both synchronize as often, also where DDP already waited for gradients."""
+    """Only this process splits its batches. Both synchronize as often, even if DDP already waited for gradients."""
     assert [report["short of memory"][f"{family}-{where}"] for report in reports] == [[], [1]]
     training = {"max_grad_norm": 0.5, "gradient_accumulation_steps": 2}
     alone = scale_worker.make_trainer(corpus, tmp_path, family, scale_worker.without_dropping(family), **training)
@@ -102,7 +102,7 @@ def test_memory_that_runs_out_in_one_process(family, where, together, reports, c
 
 @pytest.mark.parametrize("kind", scale_worker.KINDS)
 def test_whole_runs_of_two_processes_are_those_of_one(kind, reports, tmp_path):
-    """Of several languages, with BPE-dropout; of masked language models."""
+    """Runs of several language pairs, with BPE-dropout, and of masked language models."""
     alone = scale_worker.run_of(kind, tmp_path, gradient_accumulation_steps=2)
     for report in reports:
         assert report["runs"][kind]["tokens"] == alone["tokens"]
@@ -110,7 +110,7 @@ def test_whole_runs_of_two_processes_are_those_of_one(kind, reports, tmp_path):
 
 
 def test_a_sharded_run_is_resumed_exactly(together):
-    """From the shards of its checkpoint in mid-epoch, with dropout; the final model is the mean of checkpoints."""
+    """Resume from a sharded checkpoint in mid-epoch, with dropout. The final model is the mean of checkpoints."""
     run, before = together / "sharded", together / "sharded-before"
     for name in ("checkpoint-8/model.safetensors", "model.safetensors"):
         again, once = load_file(run / name), load_file(before / name)
@@ -122,14 +122,14 @@ def test_a_sharded_run_is_resumed_exactly(together):
 
 
 def test_a_sharded_run_goes_on_with_another_number_of_processes(run_code, together):
-    """Nothing is drawn by each process, so one process ends as two do, sharded or replicated."""
+    """No process draws its own random numbers, so one process ends as two do, sharded or replicated."""
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     alone = f"import runpy; runpy.run_path({scale_worker.__file__!r}, run_name='__main__')"
     done = run_code(alone, "go_on_alone", together / "sharded-pairs", environment=WITH_HELPERS | group)
     assert done.returncode == 0, done.stderr
     runs = ("sharded-pairs/run", "sharded-pairs/run-before", "pairs/run-before")
     again, sharded, replicated = (load_file(together / run / "model.safetensors") for run in runs)
-    assert again.keys() == sharded.keys() == replicated.keys()  # tied weights once
+    assert again.keys() == sharded.keys() == replicated.keys()  # tied weights are saved once
     assert_close(again, replicated, atol=1e-4)
     assert_close(sharded, replicated, atol=1e-4)
 
@@ -150,14 +150,14 @@ def test_a_run_goes_on_sharded_only_if_it_began_so(together, reports, tmp_path):
 
 
 def test_sharding_needs_gpus(corpus, tmp_path, monkeypatch):
-    """Rather than train unsharded without a word, as accelerate would."""
+    """Without the error, accelerate would train unsharded without any message."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match=r"accelerate shards on GPUs only.*use_cpu: true"):
         scale_worker.make_trainer(corpus, tmp_path, "vanilla_transformer", {})
 
 
 def test_shards_convert_to_one_file(together, tmp_path):
-    """By accelerate's own tool; it equals the file that is saved beside them, which Transformers loads."""
+    """Accelerate's own tool converts them. The result equals the file beside the shards, which Transformers loads."""
     checkpoint = together / "sharded" / "checkpoint-4"
     merge_fsdp_weights(str(checkpoint / "pytorch_model_fsdp_0"), str(tmp_path), safe_serialization=True)
     merged, whole = load_file(tmp_path / "model.safetensors"), load_file(checkpoint / "model.safetensors")
@@ -187,7 +187,7 @@ def test_recomputing_activations_draws_the_same(family, together):
 
 
 def test_each_sentence_is_scored_once(reports, corpus, tmp_path):
-    """Also where the processes cannot have equally many, and one has none."""
+    """Test also an odd number of sentences, and a single sentence, which leaves one process without any."""
     alone = scale_worker.evaluate(corpus, tmp_path)
     evaluations = [report["evaluation"] for report in reports]
     shares = [evaluation["translated"] for evaluation in evaluations]
@@ -201,7 +201,7 @@ def test_each_sentence_is_scored_once(reports, corpus, tmp_path):
 
 @pytest.mark.parametrize("kind", ["faults", "sharded-faults"])
 def test_fault_in_one_process_stops_all(kind, together, reports, corpus, tmp_path):
-    """Two steps left out, of one of which the gradient is finite; as one process does that has all the batches."""
+    """Skip two steps, one of them with a finite gradient, exactly as one process with all the batches does."""
     alone, _ = scale_worker.train_with_faults(
         corpus, tmp_path, {5: "gradient", 13: "loss"}, on_nonfinite="skip", gradient_accumulation_steps=4
     )
@@ -218,7 +218,7 @@ def test_fault_in_one_process_stops_all(kind, together, reports, corpus, tmp_pat
 
 @pytest.mark.parametrize("kind", ["faults", "sharded-faults"])
 def test_all_processes_stop_and_save_what_they_had(kind, together, reports, corpus):
-    """At the same step, with the weights before it, and every process's batches, from which it is computed again."""
+    """All stop at the same step. They save the weights before it, and every process's batches for the replay."""
     one, other = (report[kind]["stop"] for report in reports)
     assert one == other
     assert one.startswith("step 2 (epoch 0.")
@@ -241,7 +241,7 @@ def test_all_processes_stop_and_save_what_they_had(kind, together, reports, corp
 
 
 def test_processes_share_a_stream(reports, tmp_path):
-    """Each sentence once in each pass over both, also where they are of odd number; taken up again bit for bit."""
+    """In each pass, one process reads each sentence, also if their number is odd. Resuming is exact bit for bit."""
     texts = load_parallel(tiny_recipe(tmp_path).data, "train").select(range(STREAMED))
     expected = Counter(f"{source}\t{target}" for source, target in zip(texts["source"], texts["target"], strict=True))
     streams = [report["stream"] for report in reports]
@@ -260,14 +260,14 @@ def test_processes_share_a_stream(reports, tmp_path):
 
 @pytest.mark.parametrize(("family", "looked_for"), [("mat", False), ("marian", None)])
 def test_unused_parameters_are_looked_for_where_there_may_be_some(family, looked_for, corpus, tmp_path):
-    """Of our families what is skipped gets gradients of zero, as the runs with dropping show; None: by Trainer."""
+    """In our families, skipped parts get zero gradients, as the runs with dropping show. None: the Trainer decides."""
     trainer = scale_worker.make_trainer(corpus, tmp_path, family, {})
     assert trainer.args.ddp_find_unused_parameters is looked_for
 
 
 @pytest.mark.parametrize(("end", "left"), [(None, True), (Interrupted(15), True), (ValueError("one process"), False)])
 def test_a_group_is_left_by_all_or_by_none(end, left):
-    """Not after an error of one process, which would wait for the others, and they for it."""
+    """After an error, a process does not leave the group: it would wait for the others, and they for this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with nullcontext() if end is None else pytest.raises(type(end)), leaving_process_group():

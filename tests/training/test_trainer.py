@@ -52,7 +52,7 @@ from hf_deepwide.training.translation import TranslationTrainer
 
 FAMILIES = ["vanilla_transformer", "mat", "marian"]
 STILL = {"dropout": 0.0}
-HELD = 2**30  # bytes that the tests hold while they start another process
+HELD = 2**30  # bytes that a fixture holds while it starts another process
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def corpus():
 
 @pytest.fixture
 def make(corpus, tmp_path):
-    """A trainer on the tiny corpus; keywords are training arguments."""
+    """A function that makes a trainer on the tiny corpus. Its keywords are training arguments."""
 
     def make_trainer(family="mat", model=None, **training) -> TranslationTrainer:
         model = {**STILL, **({"drop_branch": 0.0} if family == "mat" else {}), **(model or {})}
@@ -86,7 +86,7 @@ def make(corpus, tmp_path):
 
 
 def naive_losses(model, rows, start: int, smoothing: float) -> tuple[torch.Tensor, int]:
-    """Summed loss and number of target tokens, sentence by sentence, by the formula."""
+    """The summed loss and the number of target tokens, by the formula for one sentence at a time."""
     total, tokens = torch.zeros((), dtype=torch.float64), 0
     for row in rows:
         labels = torch.tensor(row["labels"])
@@ -102,7 +102,7 @@ def naive_losses(model, rows, start: int, smoothing: float) -> tuple[torch.Tenso
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_step_of_accumulated_batches_is_one_step_of_all(family, smoothing, make, corpus):
-    """Three batches of unequal size make one step; its gradient is that of the mean over all their tokens."""
+    """Three batches of unequal size make one step. Its gradient is the gradient of the mean over all their tokens."""
     trainer = make(
         family, gradient_accumulation_steps=3, max_tokens=3000, max_steps=1, label_smoothing_factor=smoothing,
         optim="sgd", learning_rate=1.0, warmup_steps=0, max_grad_norm=0, logging_steps=1,
@@ -156,7 +156,7 @@ def test_validation_bleu_is_that_of_the_translations(make, corpus):
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_validation_in_training_decodes_the_fast_way(make, monkeypatch, bf16):
-    """Though the trainer has put autocast around the model."""
+    """Decode the fast way although the trainer has put autocast around the model."""
     counts = watch_generation(monkeypatch)
     make("mat", max_steps=1, bf16=bf16, eval_strategy="steps", eval_steps=1, predict_with_generate=True).train()
     assert counts["twins"] == counts["generate"] > 0
@@ -217,7 +217,7 @@ def test_checkpoints_every_second_layer(make):
 
 @pytest.mark.parametrize("granularity", ["batch", "sentence"])
 def test_evaluation_does_not_change_training(make, granularity):
-    """Dropout's random numbers, and with them the weights, are the same however often validation is looked at."""
+    """The random numbers of dropout, and so the weights, do not depend on how often the model is evaluated."""
     model = {"dropout": 0.2, "drop_branch": 0.3, "drop_granularity": granularity}
     noisy = {"model": model, "max_steps": 6, "max_tokens": 1024}
     weights = []
@@ -229,7 +229,7 @@ def test_evaluation_does_not_change_training(make, granularity):
 
 
 def test_a_base_of_another_family_is_widened(corpus, tmp_path):
-    """Proximal initialisation by recipe: what the run starts with computes what the base does."""
+    """Proximal initialisation by recipe: the initial model computes the same outputs as the base."""
     args = tiny_recipe(tmp_path / "run").training_arguments()
     base = build_model(tiny_recipe(tmp_path / "run", family="vanilla_transformer"), corpus.tokenizer, args)
     base.save_pretrained(tmp_path / "base")
@@ -273,7 +273,7 @@ def test_a_base_of_another_family_is_widened(corpus, tmp_path):
     ],
 )
 def test_fields_with_which_a_base_was_trained_are_refused(family, fields, corpus, tmp_path):
-    """Also in its own family, where they would fit the weights, or have some drawn at random."""
+    """Refuse them also in the base's own family, where the weights would fit, or some would be drawn at random."""
     sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 16}
     values = tiny_values(tmp_path / "run", family)
     if family == "t5":
@@ -297,7 +297,7 @@ def test_fields_with_which_a_base_was_trained_are_refused(family, fields, corpus
     "fields", [{"residual": "hyper", "residual_streams": 3}, {"layer_aggregation": "denseformer"}, {"residual": "mhc"}]
 )
 def test_plain_layers_can_be_joined_in_another_way(fields, corpus, tmp_path, caplog):
-    """A base of the family that is already joined so keeps its joints."""
+    """A base of the family whose layers are already joined in this way must keep its joints."""
     values = tiny_values(tmp_path / "run", "vanilla_transformer", {"normalize_before": True})
     args = check_recipe(values, "tiny", "tiny.yaml").training_arguments()
 
@@ -355,7 +355,7 @@ def test_layers_are_chosen_as_the_recipe_draws_them_and_not_as_its_base_did(fiel
 
 @pytest.mark.parametrize("family", ["vanilla_transformer", "mat"])
 def test_a_base_in_half_precision_is_trained_in_float32(family, corpus, tmp_path):
-    """As it is, and widened; in bfloat16 a small update would be lost to rounding."""
+    """The base is used unchanged, or widened. In bfloat16 a small update would be lost to rounding."""
     recipe = tiny_recipe(tmp_path / "run", family="vanilla_transformer")
     base = build_model(recipe, corpus.tokenizer, recipe.training_arguments()).bfloat16()
     base.save_pretrained(tmp_path / "base")
@@ -374,7 +374,7 @@ def test_a_base_in_half_precision_is_trained_in_float32(family, corpus, tmp_path
 
 
 def test_early_stopping_and_the_best_checkpoint(tmp_path, capsys):
-    """A learning rate that ruins the model: the first evaluation stays the best one."""
+    """The learning rate ruins the model, so the first evaluation stays the best one."""
     recipe = tiny_recipe(
         tmp_path / "run", early_stopping_patience=2, learning_rate=3.0, warmup_steps=2, max_steps=40, max_grad_norm=0,
         eval_steps=2, save_steps=2, report_to="tensorboard",
@@ -397,7 +397,7 @@ def test_a_run_that_ends_as_planned_did_not_end_early(tmp_path, capsys):
 
 
 def test_a_save_at_the_end_of_an_epoch_follows_the_evaluation(tmp_path):
-    """The last checkpoint knows of it, and so do the results."""
+    """The checkpoint of that step contains the evaluation, and so do the results."""
     every = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 3, "load_best_model_at_end": False}
     run = tmp_path / "run"
     results = run_recipe(tiny_recipe(run, max_steps=12, **every))
@@ -457,7 +457,7 @@ def test_ranks_draw_different_numbers():
 
 
 def test_the_model_knows_how_many_steps_were_made(make, tmp_path):
-    """Of each forward pass in training, through accumulation and an interruption; the stacks know it, too."""
+    """In each forward pass, the model and its stacks have the step number, also after accumulation and resuming."""
     args = {"max_steps": 3, "gradient_accumulation_steps": 2, "max_tokens": 1024, "save_steps": 2}
     for resume, expected in ((False, [0, 0, 1, 1, 2, 2]), (True, [2, 2])):
         trainer = make("vanilla_transformer", **args)
@@ -472,13 +472,13 @@ def test_the_model_knows_how_many_steps_were_made(make, tmp_path):
 
 @pytest.mark.parametrize(("trainer", "parents"), [(TranslationTrainer, (Seq2SeqTrainer,)), (MaskedLMTrainer, ())])
 def test_one_class_overrides_the_hooks(trainer, parents):
-    """So that the order of what happens at a hook is read in one place, and no task is another's special case."""
+    """The order of the actions at a hook is then in one place, and no task is a special case of another task."""
     assert trainer.__mro__ == (trainer, TokenBatchTrainer, *parents, Trainer, object)
     assert {name for name in vars(trainer) if hasattr(Trainer, name) and not name.startswith("__")} == set()
 
 
 def test_a_checkpoint_names_its_callbacks_as_ever(make, tmp_path):
-    """A run that an earlier version began goes on: the Trainer finds what a callback counted by the class's name."""
+    """A run of an earlier version must resume: the Trainer finds a callback's saved counts by its class name."""
     make(
         "mat",
         max_steps=2,
@@ -525,9 +525,9 @@ def test_memory_can_be_kept():
 
 @pytest.fixture(scope="module")
 def another_process() -> list[float]:
-    """The peak memory of a process that this one starts, in bytes; and what bfloat16 kernels of 200 shapes add to it.
+    """The peak memory of a child process in bytes, and the bytes that bfloat16 kernels of 200 shapes add to it.
 
-    In a process of its own, as the caches are as large as the first product finds them.
+    A new process is necessary, because the first matrix product fixes the size of the caches.
     """
     code = """if True:
         import torch
@@ -550,13 +550,13 @@ def another_process() -> list[float]:
 
 
 def test_kernels_of_shapes_that_are_not_used_again_are_forgotten(another_process):
-    """Those of 400 shapes took 270 MiB when none were forgotten, where bfloat16 has kernels of its own."""
+    """Kernels of 400 shapes took 270 MiB when none were forgotten, on processors with bfloat16 kernels."""
     assert another_process[1] < 100 * 2**20
 
 
 def test_a_run_keeps_few_kernels_unless_told(tmp_path, monkeypatch):
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
-    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that it is put back afterwards
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "")  # so that monkeypatch restores the variable afterwards
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     recipe = tiny_recipe(tmp_path / "run")
     with RunFolder(recipe.output_dir).opened(
@@ -568,7 +568,7 @@ def test_a_run_keeps_few_kernels_unless_told(tmp_path, monkeypatch):
 
 
 def test_peak_memory_is_the_most_that_was_held():
-    """No less than at some moment, and no more than `getrusage` says, which counts what has started the process."""
+    """At least the memory at some moment, and at most the value of `getrusage`, which includes the parent process."""
     most = psutil.Process().memory_info().rss
     held = b"x" * 2**28
     most = max(most, psutil.Process().memory_info().rss)
@@ -578,7 +578,7 @@ def test_peak_memory_is_the_most_that_was_held():
 
 @pytest.mark.parametrize("status", ["Name: python\n", None])
 def test_peak_memory_where_the_kernel_does_not_say(status, monkeypatch):
-    """Some sandboxes have no such line, and other systems than Linux no such file."""
+    """Some sandboxes do not have the line with the peak, and systems other than Linux do not have the file."""
     if status is None:
         monkeypatch.setattr(memory.sys, "platform", "freebsd")
     else:
@@ -587,7 +587,7 @@ def test_peak_memory_where_the_kernel_does_not_say(status, monkeypatch):
 
 
 def test_peak_memory_is_of_this_process_alone(another_process):
-    """Leave out the process that has started this one, which `getrusage` on Linux includes."""
+    """Leave out the parent process, which `getrusage` on Linux includes."""
     assert another_process[0] < HELD
 
 
