@@ -69,8 +69,9 @@ def check_folder(folder: Path, weights: bool) -> None:
     pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
     if pickles:
         raise OSError(
-            f"its weights are pickled ({pickles[0]}), and loading a pickle can run any code. If you trust whoever "
-            "made it, write it anew as safetensors, by `AutoModel….from_pretrained(folder).save_pretrained(folder)`"
+            f"its weights are pickled ({pickles[0]}), and loading a pickle can run any code. If you trust its author, "
+            "convert the weights to safetensors: load the folder with `from_pretrained` of the model's class in "
+            "Transformers, and save it with `save_pretrained`"
         )
     raise OSError(f"the folder holds no weights: there is no {accepted[0]} in it")
 
@@ -158,13 +159,16 @@ def check_config(fields: dict[str, Any], trust_remote_code: bool) -> None:
         if type(fields.get(field, True)) is not bool:
             raise ValueError(f"{CONFIG}: {field} is {quote(fields[field])}; accepted: true, false")
     if "transformers_weights" in fields:
-        raise ValueError(f"{CONFIG}: transformers_weights names another file of weights; only {WEIGHTS} is read")
+        raise ValueError(
+            f"{CONFIG}: transformers_weights is not accepted; remove it, and name the file of weights {WEIGHTS}"
+        )
     if not trust_remote_code:
         for field, value in _all_fields(fields):
             if (field in ATTENTION_FIELDS and not _is_installed(value)) or (field in KERNEL_FIELDS and value):
                 raise ValueError(
-                    f"{CONFIG}: {field} is {quote(value)}, which may be a program on the Hub that would be run; "
-                    f"remove the field, or load it with trust_remote_code. Accepted: {', '.join(ATTENTIONS)}"
+                    f"{CONFIG}: {field} is {quote(value)}, which may name a program on the Hub. Remove the field, or "
+                    "allow such programs with trust_remote_code. Accepted without trust_remote_code: "
+                    f"{', '.join(ATTENTIONS)}"
                 )
     _check_architectures(fields)
 

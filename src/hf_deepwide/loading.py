@@ -257,11 +257,14 @@ class _RefusingFaultyFiles:
         if isinstance(error, self.FAILURES) or type(error) is Exception or type(error).__name__ == "PanicException":
             reason = one_line(error) or type(error).__name__
             if isinstance(error, INNER):
-                reason = f"Transformers makes no sense of its files ({type(error).__name__}: {reason})"
+                reason = (
+                    f"Transformers cannot read its files ({type(error).__name__}: {reason}); if they are damaged, "
+                    "download or copy them again"
+                )
             if "use_safetensors" in reason:  # Transformers' message advises to read the pickle
                 reason = (
-                    "the Hub has its weights as a pickle, which is not read, and gives no safetensors; with the "
-                    "internet, save a copy by `from_pretrained` and `save_pretrained`, and name its folder"
+                    "the Hub has its weights only as a pickle, and pickles are not read. With a connection, load the "
+                    "model with `from_pretrained`, save it with `save_pretrained`, and give the new folder"
                 )
             elif not Path(self.name).exists() and not isinstance(error, _NoFolder):
                 reason = f"there is no such folder, and from the Hub: {reason}"
@@ -310,8 +313,8 @@ def _base_of(adapter: dict[str, Any]) -> str:
     base = adapter.get("base_model_name_or_path")
     if not isinstance(base, str) or base in ("", "None"):  # PEFT's entries for a model that came from no folder
         raise ValueError(
-            f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not say of which model it is; save the "
-            "model, load it from its folder, and give it the adapter then; or write its folder there"
+            f"{checkpoint_files.ADAPTER_CONFIG}: base_model_name_or_path does not name the base model; write the "
+            "folder or Hub id of the base model there"
         )
     return base
 
@@ -342,7 +345,7 @@ def _config(auto: type, name: str, options: dict[str, Any]) -> PreTrainedConfig:
     if known is None or type(config) in known or auto.__name__ in (getattr(config, "auto_map", None) or {}):
         return config
     wanted = WANTED.get(auto.__name__, auto.__name__)
-    raise ValueError(f"it is a {config.model_type}; what is wanted here is {wanted}{_other_task(auto, config)}")
+    raise ValueError(f"it is a {config.model_type}; accepted here: {wanted}{_other_task(auto, config)}")
 
 
 def _other_task(auto: type, config: PreTrainedConfig) -> str:

@@ -94,7 +94,7 @@ def _lock(descriptor: int, path: Path, option: str) -> None:
         return
     if holder and holder["host"] != socket.gethostname():
         logger.warning(
-            "%s: process %d on %s, of %s, left the folder locked and is taken to have ended",
+            "%s was locked by process %d on %s (started %s), which seems to have ended; if it still runs, stop this",
             path.parent, holder["pid"], holder["host"], holder["started"],
         )  # fmt: skip
 

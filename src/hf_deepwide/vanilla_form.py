@@ -88,7 +88,8 @@ def load_base(base: Any) -> PreTrainedModel:
     if not isinstance(base, PreTrainedModel):
         raise UserError(
             f"cannot start from a {type(base).__name__}: a base is a folder, a Hub id, or a loaded model of "
-            "Transformers (of a wrapper, give what it wraps; merge an adapter first, by its `merge_and_unload()`)"
+            "Transformers. If a wrapper holds the model, give the inner model; if the model has an adapter, call "
+            "`merge_and_unload()` first"
         )
     check_base_config(name_of(base), base.config)
     body = getattr(base, "model", None)
@@ -108,8 +109,8 @@ def check_tying(base: PreTrainedModel) -> None:
         if not torch.equal(base.get_parameter(key), base.get_parameter(source)):
             raise UserError(
                 f"cannot start from {name_of(base)}: its config ties {key} to {source}, and they differ. Give the "
-                "folder it was loaded from, call its `tie_weights()` if the second is right, or set "
-                "`config.tie_word_embeddings` to False if both are"
+                f"model's folder. Or, if only {source} is right, call `tie_weights()` of the model; if both are "
+                "right, set `config.tie_word_embeddings` to False"
             )
 
 

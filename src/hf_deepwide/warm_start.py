@@ -151,10 +151,10 @@ def merge_losses(base: Any, config: Any) -> list[str]:
         have, want = getattr(base, field), getattr(config, field)
         factor = merge_scale(want, config.branch_merge) * want / have / merge_scale(have, base.branch_merge)
         if not math.isclose(factor, 1):
-            inside = "" if config.join_ffn or field != "ffn_branches" else ", and what they activate,"
+            inside = "" if config.join_ffn or field != "ffn_branches" else ", and the input of their activation,"
             reasons.append(
-                f"with `{field}` {want}, `branch_merge` {config.branch_merge!r} multiplies what those sub-layers "
-                f"give{inside} by {factor:.3g}; 'mean' preserves it"
+                f"with `{field}` {want}, `branch_merge` {config.branch_merge!r} multiplies the output of these "
+                f"sub-layers{inside} by {factor:.3g}; 'mean' preserves it"
             )
     return reasons
 

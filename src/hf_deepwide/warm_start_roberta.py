@@ -89,7 +89,8 @@ def from_base(cls: type[PreTrainedModel], base: Any, **config_overrides: Any) ->
         raise UserError(f"cannot start from {name}: it has no weights for {lost[0]}")
     if lacking:
         logger.warning_once(
-            "%s has no head for these labels or this task: %s … starts at random; train it before use",
+            "%s has no head for these labels or this task. The weights of %s start at random; train the model "
+            "before use",
             *(name, lacking[0].partition(".")[0]),
         )
     result = cls.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype)
@@ -201,8 +202,8 @@ def _config(name: str, base: MATRobertaConfig, overrides: dict[str, Any]) -> MAT
         free = key in FREE or unties or (key == "join_ffn" and base.ffn_branches == 1)
         if not free and value != getattr(base, key):
             raise UserError(
-                f"`{key}` cannot be {quote(value)}: {name} has {quote(getattr(base, key))}, and its weights have no "
-                "such shapes or were trained for that one; leave it out"
+                f"`{key}` cannot be {quote(value)}: the weights of {name} were trained for "
+                f"{quote(getattr(base, key))}; leave `{key}` out"
             )
     if {"num_labels", "id2label"} & overrides.keys():
         fields = {key: value for key, value in fields.items() if key not in LABELS}

@@ -77,8 +77,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     option("--num_beams", type=int, help="beam size; 1 is greedy search")
     option("--length_penalty", type=float, help="larger favours longer outputs")
     option("--early_stopping", type=boolean, help="stop a sentence at num_beams finished hypotheses")
-    option("--max_length_factor", type=float, help="a translation has at most factor * source tokens …")
-    option("--max_length_offset", type=int, help="… + offset tokens")
+    option("--max_length_factor", type=float, help="most tokens of a translation: this number times the source's, …")
+    option("--max_length_offset", type=int, help="… plus this number")
     option("--max_tokens", type=int, help="source tokens in a batch")
     option("--precision", help="float32, bfloat16 or float16")
     accepted = (

@@ -23,8 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a folder or Hub id of a model")
     parser.add_argument("--to", required=True, choices=FORMS, help="the engine to write for")
     parser.add_argument("--output", type=Path, required=True, help="folder for the result; the command creates it")
-    parser.add_argument("--quantization", help="of CTranslate2's weights, such as int8 or float16; default: float32")
-    parser.add_argument("--language", help="name or index of the posterior, of a latent-depth model with several")
+    parser.add_argument("--quantization", help="type of CTranslate2's weights: int8, float16, …; default: float32")
+    parser.add_argument("--language", help="name or index of the posterior, if a latent-depth model has several")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -112,7 +112,7 @@ VALUES = {
     "--training.accelerator_config=no.json": ["training:", "no.json"],
     "--training.metric_for_best_model=acc": ["metric_for_best_model is 'acc'; accepted: loss, bleu"],
     "--training.save_strategy=no": ["training:", "save"],
-    "--training.hub_strategy=end": ["training.hub_strategy has no effect here", "hf-deepwide share"],
+    "--training.hub_strategy=end": ["training.hub_strategy is not accepted here", "hf-deepwide share"],
     "--training.optim_target_modules=[k_proj]": ["optim_target_modules is read by the optimizers galore and apollo"],
     "--training.output_dir=3": ["training.output_dir: 3 is not accepted; give text"],
     "--training.output_dir=''": ["training.output_dir is empty"],
@@ -296,7 +296,7 @@ RUNS = {
     "of no recipe": (
         lambda at: [at.put(f"run/{name}", text) for name, text in
                     (("run.json", MARK), ("recipe.yaml", "[]"), ("checkpoint-2/x", ""))],
-        ["recipe.yaml is no recipe"],
+        ["recipe.yaml is missing or is no recipe"],
     ),
     "of no run": (
         lambda at: (at.put("run/recipe.yaml", "# mine\n{}"), at.put("run/checkpoint-2/x", "")),
@@ -327,7 +327,7 @@ MASKED_LM = {
     "no family": (None, ["--model.family=null"], ["give a model type, such as latent_depth or mat_roberta"]),
     "a family without": (None, ["--model.family=mat"], ["'mat' is not for masked language models"]),
     "no probability": (None, ["--data.mask_probability=.nan"], ["data.mask_probability is nan"]),
-    "smoothing": (None, ["--training.label_smoothing_factor=0.1"], ["label_smoothing_factor has no effect"]),
+    "smoothing": (None, ["--training.label_smoothing_factor=0.1"], ["label_smoothing_factor is not accepted"]),
     "binary text": (lambda at: at.put("corpus/train.de", bytes(range(256))), [], ["train.de, line 1: a zero byte"]),
     "blank validation": (
         lambda at: [at.put(f"corpus/valid.{lang}", "\n") for lang in ("en", "de")], [],

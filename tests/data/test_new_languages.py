@@ -195,7 +195,7 @@ def test_a_run_learns_a_new_language_beside_another(kind, family, tmp_path, used
         words = {"src_lang": source_code, "tgt_lang": target_code}
         said = translate("a b c", return_tensors=True, **words)[0]["translation_token_ids"].tolist()
         assert said[:2] == [2, ids[target_code]]
-    with pytest.raises(ValueError, match="say the target language"):
+    with pytest.raises(ValueError, match="give the target language"):
         translate("a b c", src_lang=source)
 
 
@@ -259,7 +259,7 @@ def test_decoders_of_mbart_start_from_the_language_of_each_pair(tmp_path):
     for language in ("fr_XX", "en_XX"):
         said = translate("a b", tgt_lang=language, return_tensors=True)  # all pairs have the same source language
         assert said[0]["translation_token_ids"][0] == token_id(tokenizer, language)
-    with pytest.raises(ValueError, match="say the target language"):
+    with pytest.raises(ValueError, match="give the target language"):
         translate("a b")
 
 
@@ -272,7 +272,7 @@ def test_a_source_that_was_added_is_not_mistaken_for_the_bases(tmp_path):
     set_codes(tokenizer, DataArguments(pairs=["gsw-en", "gsw-fr"]))
     tokenizer.save_pretrained(tmp_path / "saved")
     saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
-    with pytest.raises(ValueError, match="say the source language"):
+    with pytest.raises(ValueError, match="give the source language"):
         Languages(None, None, saved).choose(None, "en")
 
 
@@ -284,9 +284,9 @@ def test_a_model_of_several_targets_forgets_the_target_of_its_base(tmp_path):
     write_corpus(tmp_path)
     run_recipe(recipe_of(tmp_path, pairs=["eng_Latn-deu_Latn", "deu_Latn-eng_Latn"]))
     translate = pipeline("translation", str(tmp_path / "run"), device="cpu", max_new_tokens=4, max_length=None)
-    with pytest.raises(ValueError, match="say the target language"):
+    with pytest.raises(ValueError, match="give the target language"):
         translate("a b", src_lang="deu_Latn")
-    with pytest.raises(ValueError, match="say the source language"):
+    with pytest.raises(ValueError, match="give the source language"):
         translate("a b", tgt_lang="deu_Latn")
     assert translate("a b", src_lang="eng_Latn", tgt_lang="deu_Latn")
 

@@ -98,7 +98,7 @@ def test_wrong_codes_are_refused_in_every_way_of_asking(kind, tmp_path):
     ):
         with pytest.raises(ValueError, match=f"unknown source language '{wrong}'; did you mean {source}"):
             ask()
-    with pytest.raises(UserError, match="say the source language"):
+    with pytest.raises(UserError, match="give the source language"):
         translate(model, tokenizer, TEXTS, SEARCH, target_lang=target)
     with pytest.raises(UserError, match="a string"):
         translate(model, tokenizer, TEXTS, SEARCH, source_lang=3)
@@ -290,10 +290,10 @@ def test_a_language_chooses_the_posterior_that_has_its_name(bpe, caplog):
         assert scored != score_targets(model, bpe, TEXTS[:1], found[index][:1], SEARCH, "de" if index else "en", "fr")
     assert "not used" not in caplog.text
     for ask in (translate, lambda *words: score_targets(*words[:3], TEXTS, SEARCH)):
-        with pytest.raises(UserError, match=r"2 posteriors.*say the target language.*known: de, en-fr"):
+        with pytest.raises(UserError, match=r"2 posteriors.*give the target language.*known: de, en-fr"):
             ask(model, bpe, TEXTS, SEARCH)
     model.config.posterior_names = None
-    with pytest.raises(UserError, match=r"2 posteriors.*name them in its config\.json"):
+    with pytest.raises(UserError, match=r"2 posteriors.*write posterior_names into its config\.json"):
         translate(model, bpe, TEXTS, SEARCH, target_lang="de")
 
 

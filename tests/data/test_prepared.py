@@ -473,8 +473,8 @@ def test_what_is_there_is_never_lost(spoil, tmp_path, hub, monkeypatch, capsys):
         "changed": "val.de was changed since it was made",
         "foreign": "val.de is there, but was not made by this command",
         "otherwise": "in another way than asked for now",
-        "broken": "manifest.json is broken",
-        "another": "manifest.json is not of multi30k",
+        "broken": "manifest.json is damaged",
+        "another": "manifest.json belongs to another corpus than multi30k",
     }
     assert expected[spoil] in told
     assert contents(folder) == before

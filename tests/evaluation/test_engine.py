@@ -152,7 +152,7 @@ def test_a_decoder_that_starts_from_a_language_must_be_given_one(tmp_path):
     fields = json.loads(file.read_text())
     del fields["translation_pairs"]
     file.write_text(json.dumps(fields))
-    with pytest.raises(UserError, match="say the target language"):
+    with pytest.raises(UserError, match="give the target language"):
         translate(*load_any_translator(tmp_path / "out"), TEXTS, SEARCH)
     file.write_text(json.dumps(fields | {"translation_pairs": [1]}))
     with pytest.raises(UserError, match="translation_pairs are not of the form"):
@@ -163,7 +163,7 @@ def test_what_the_engine_cannot_do_is_refused(folders, tmp_path):
     engine, tokenizer = load_any_translator(folders[1])
     assert isinstance(engine, Engine)
     for settings, sampling, message in (
-        (EvaluationArguments(num_beams=1), SamplingArguments(), "sample with the exported model itself"),
+        (EvaluationArguments(num_beams=1), SamplingArguments(), "sample with the model from which"),
         (EvaluationArguments(precision="bfloat16"), None, "export with another quantization"),
         (EvaluationArguments(early_stopping=False), None, "early_stopping is false"),
     ):

@@ -124,7 +124,7 @@ def test_settings_are_checked(options, message):
 
 
 def test_beams_are_not_drawn(model, tokenizer):
-    with pytest.raises(UserError, match="searched for with 3 beams"):
+    with pytest.raises(UserError, match="num_beams is 3; set num_beams to 1"):
         translate(model, tokenizer, ["a"], replace(ONE, num_beams=3), sampling=SamplingArguments())
 
 

@@ -126,7 +126,7 @@ def test_names_a_wrong_depth_and_what_is_accepted(fields, words):
 UNUSED = [
     ({"residual_streams": 3}, "`residual_streams` is 3, .* set `residual='hyper'` or `residual='mhc'`, or .*=4`"),
     ({"dynamic_streams": False}, "`dynamic_streams` is False, .* set `residual='hyper'`, or `dynamic_streams=True`"),
-    ({"residual": "mhc", "normalize_before": True, "dynamic_streams": False}, "`dynamic_streams` .*: .* is 'mhc'"),
+    ({"residual": "mhc", "normalize_before": True, "dynamic_streams": False}, "`dynamic_streams` .* is 'mhc'"),
     ({"sinkhorn_iterations": 9}, "`sinkhorn_iterations` is 9, .* set `residual='mhc'`, or .*=20`"),
     ({"residual": "hyper", "normalize_before": True, "sinkhorn_iterations": 9}, "`sinkhorn_iterations` .* is 'hyper'"),
     ({"luna_length": 16}, "`luna_length` is 16, .* `layer_form` is 'transformer'; set `layer_form='luna'`"),

@@ -146,7 +146,7 @@ DOUBLE = {"attention_branches": 2, "branch_merge": "double_mean"}
     ("base", "family", "fields", "reasons"),
     [
         ({}, "mat", {"attention_branches": 49}, []),  # 49 * (1 / 49) is not 1 in floating point
-        ({}, "mat", DOUBLE, ["multiplies what those sub-layers give by 0.5"]),
+        ({}, "mat", DOUBLE, ["multiplies the output of these sub-layers by 0.5"]),
         (DOUBLE, "mat", DOUBLE, []),
         ({}, "latent_depth", {"inference_selection": "hard"}, []),
         ({}, "latent_depth", {"inference_selection": "hard", "layer_selection_init": -1.0}, ["selects no layer"]),

@@ -252,7 +252,7 @@ def test_adapters_are_read_from_safetensors_and_their_bases_are_checked(checkpoi
     refused(lambda: load_config(adapter.folder), "an adapter of PEFT's, without its model", "merge_and_unload")
     for base, word in (
         (3, "base_model_name_or_path"),
-        ("None", "give it the adapter then"),
+        ("None", "write the folder or Hub id"),
         (str(tmp_path / "no"), "no such folder"),
     ):
         adapter.edit("adapter_config.json", base_model_name_or_path=base)

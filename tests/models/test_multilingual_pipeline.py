@@ -93,8 +93,8 @@ def test_sharing_takes_the_pairs_along(tmp_path, used_in_a_fork):
 @pytest.mark.parametrize(
     ("languages", "message"),
     [
-        ({}, r"say the target language .*tgt_lang\); known: en-de, en-fr"),
-        ({"src_lang": "en"}, "say the target language"),
+        ({}, r"give the target language .*tgt_lang\); known: en-de, en-fr"),
+        ({"src_lang": "en"}, "give the target language"),
         ({"tgt_lang": "cs"}, "not trained on the language pair …-cs; known: en-de, en-fr"),
         ({"src_lang": "de", "tgt_lang": "en"}, "not trained on the language pair de-en"),
     ],
@@ -118,7 +118,7 @@ def test_needs_no_language_where_there_is_no_choice():
     assert pair_settings(config) == {}
     config.translation_pairs = {"de-en": {"posterior": 0}, "fr-en": {"posterior": 1}, "fr-de": {"posterior": 2}}
     assert pair_settings(config, "de") == {"posterior": 0}
-    with pytest.raises(ValueError, match="say the source language"):
+    with pytest.raises(ValueError, match="give the source language"):
         pair_settings(config, None, "en")
-    with pytest.raises(ValueError, match="say the source and the target language"):
+    with pytest.raises(ValueError, match="give the source and the target language"):
         pair_settings(config)

@@ -377,7 +377,7 @@ def test_languages_saved_with_the_tokenizer(nllb, tmp_path):
 
 def test_missing_and_unknown_languages(nllb):
     translate = pipeline("translation", model=nllb.model, tokenizer=nllb.tokenizer, device="cpu", src_lang="eng_Latn")
-    with pytest.raises(ValueError, match=r"say the target language .*; known: deu_Latn, eng_Latn$"):
+    with pytest.raises(ValueError, match=r"give the target language .*; known: deu_Latn, eng_Latn$"):
         translate("trees")
     with pytest.raises(ValueError, match=r"unknown target language 'deu'; did you mean deu_Latn\? known: deu"):
         translate("trees", tgt_lang="deu")  # in the vocabulary, but not a language code

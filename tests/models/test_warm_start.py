@@ -233,10 +233,13 @@ def test_double_mean_divides_each_sublayer_by_n_and_says_so(caplog):
     wide = off(base, attention_branches=3, ffn_branches=2, branch_merge="double_mean")
     assert "does not compute the function" in caplog.text
     assert (
-        "`attention_branches` 3, `branch_merge` 'double_mean' multiplies what those sub-layers give by 0.333"
+        "`attention_branches` 3, `branch_merge` 'double_mean' multiplies the output of these sub-layers by 0.333"
         in caplog.text
     )
-    assert "`ffn_branches` 2, `branch_merge` 'double_mean' multiplies what those sub-layers give by 0.5" in caplog.text
+    assert (
+        "`ffn_branches` 2, `branch_merge` 'double_mean' multiplies the output of these sub-layers by 0.5"
+        in caplog.text
+    )
     x = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(3))
     own, theirs = wide.model.encoder.layers[0], base.model.encoder.layers[0]
     with torch.no_grad():
@@ -260,7 +263,7 @@ def test_unjoined_copies_of_a_network_are_that_network(caplog):
         )
     assert "does not compute" not in caplog.text
     halved = off(base, ffn_branches=2, join_ffn=False, branch_merge="double_mean")
-    assert "multiplies what those sub-layers give, and what they activate, by 0.5" in caplog.text
+    assert "multiplies the output of these sub-layers, and the input of their activation, by 0.5" in caplog.text
     x, own = torch.randn(2, 5, 24), halved.model.encoder.layers[0].feed_forward
     theirs = base.model.encoder.layers[0].feed_forward
     with torch.no_grad():
@@ -362,9 +365,9 @@ def test_a_post_norm_base_for_a_pre_norm_family_is_refused_once():
     ("overrides", "message"),
     [
         ({"initialization": "lipschitz"}, "has 'xavier', and its weights are copied, so that no rule starts them"),
-        ({"luna_length": 3}, "`luna_length` is 3, and without `layer_form='luna'` it changes nothing"),
-        ({"routing_iterations": 2}, "`routing_iterations` is 2, and without `layer_aggregation='em_routing'`"),
-        ({"dynamic_streams": False}, "`dynamic_streams` is False, and without `residual='hyper'`"),
+        ({"luna_length": 3}, "`luna_length` is 3, but has no effect while `layer_form` is"),
+        ({"routing_iterations": 2}, "`routing_iterations` is 2, but has no effect while `layer_aggregation`"),
+        ({"dynamic_streams": False}, "`dynamic_streams` is False, but has no effect while `residual` is 'add'"),
         ({"num_posteriors": 2}, "set `language_aware=True`"),
         ({"typo_field": 1}, r"no field 'typo_field'; `help\(VanillaTransformerConfig\)` lists all"),
     ],

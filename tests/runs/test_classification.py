@@ -572,7 +572,7 @@ def test_a_warm_up_that_is_longer_than_the_training_is_refused(data, base, tmp_p
 def test_labels_are_not_keys_of_the_model(family, key, value, data, base, tmp_path):
     values = recipe_of(data, base, tmp_path / "run").values
     values["model"] = {"family": family, "init_from": str(base), key: value}
-    with pytest.raises(UserError, match=rf"model\.{key} has no effect here"):
+    with pytest.raises(UserError, match=rf"model\.{key} is not accepted here"):
         check_recipe(values, "tiny", "tiny.yaml", ClassificationRecipe)
     assert key not in recipe_schema(ClassificationRecipe)["properties"]["model"]["properties"]
 
@@ -781,7 +781,7 @@ def test_a_broken_file_is_reported_with_its_fault(content, words, tmp_path):
         ({"seeds": [-1]}, "seeds: -1 is not accepted; accepted: 0 or more"),
         ({"seeds": [99999999999]}, "seeds: 99999999999 is not accepted"),
         ({"save_only_model": True}, "a run is resumed from its checkpoints"),
-        ({"prediction_loss_only": True}, "training.prediction_loss_only has no effect here: scores are of all"),
+        ({"prediction_loss_only": True}, "training.prediction_loss_only is not accepted here: scores are of all"),
         ({"batch_eval_metrics": True}, "scores are of all predictions"),
         ({"eval_do_concat_batches": False}, "scores are of all predictions"),
         ({"label_names": ["foo"]}, "labels are always called labels"),

@@ -177,7 +177,7 @@ def test_a_signal_before_the_first_checkpoint_keeps_the_old_run(corpus, finished
         run_recipe(recipe(corpus, run, seed=5))
     scored_again = recipe(corpus, run)
     scored_again.evaluation.num_beams = scored_again.values["evaluation"]["num_beams"] = 2
-    with pytest.raises(UserError, match=r"was interrupted\. Go on with it by its own recipe"):
+    with pytest.raises(UserError, match=r"holds an interrupted run .*Resume the interrupted run"):
         run_recipe(scored_again)
     assert [path.name for path in checkpoints(run / NEW, INTERRUPTED)] == ["interrupted-3"]
     run_recipe(new)

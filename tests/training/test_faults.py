@@ -341,5 +341,5 @@ def test_refuses_a_wrong_on_nonfinite(key, value, tmp_path):
 
 def test_resumes_with_another_on_nonfinite():
     assert differences({"training": {"seed": 1}}, {"training": {"seed": 1, "on_nonfinite": "skip"}}) == []
-    with pytest.raises(UserError, match=r"logging_nan_inf_filter has no effect here: .*on_nonfinite"):
+    with pytest.raises(UserError, match=r"logging_nan_inf_filter is not accepted here: .*on_nonfinite"):
         tiny_recipe(Path("unused"), logging_nan_inf_filter=True)

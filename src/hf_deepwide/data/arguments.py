@@ -161,11 +161,15 @@ class DataArguments(Places):
         buffer = DataArguments.shuffle_buffer
         if self.shuffle_buffer != buffer and not self.streaming:
             raise UserError(
-                f"data.shuffle_buffer is {self.shuffle_buffer}, and only streams have a buffer; set data.streaming: "
-                f"true, or leave it out (to undo what another recipe sets: {buffer}, the default)"
+                f"data.shuffle_buffer is {self.shuffle_buffer}, and only streams have a buffer. Set data.streaming: "
+                "true, or leave data.shuffle_buffer out. If the recipe that is extended sets data.shuffle_buffer, set "
+                f"it to {buffer}, the default"
             )
         if self.streaming and self.drop_duplicates:
-            raise UserError("data.drop_duplicates would have to remember a whole stream; turn one of the two off")
+            raise UserError(
+                "data.drop_duplicates does not work with data.streaming, because the whole stream would have to stay "
+                "in memory; set one of these two keys to false"
+            )
         self._check_synthetic()
 
     def _check_synthetic(self) -> None:
@@ -277,7 +281,10 @@ class DataArguments(Places):
                     f"data.pairs: {quote(pair)} names one language twice; write two languages, as in en-de"
                 )
             if counts[pair] > 1:
-                raise UserError(f"data.pairs: {quote(pair)} is named twice; data.sampling_temperature weighs pairs")
+                raise UserError(
+                    f"data.pairs: {quote(pair)} is named twice; name each pair once. To see small pairs more often, "
+                    "raise data.sampling_temperature"
+                )
         for pair in self.train_only_pairs:
             if pair not in counts:
                 raise UserError(
@@ -293,8 +300,8 @@ class DataArguments(Places):
             )
         if self.streaming and len(self.pairs) > 1 and self.sampling_temperature != float("inf"):
             raise UserError(
-                "data.streaming: streams have no size, so several pairs can only take turns, with equal weights; say "
-                "so with data.sampling_temperature .inf"
+                "data.streaming: the sizes of streams are unknown, so several language pairs can only have equal "
+                "weights; set data.sampling_temperature .inf"
             )
         for pair in self.pairs:
             self.for_pair(pair)

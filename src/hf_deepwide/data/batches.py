@@ -171,8 +171,9 @@ def _cut(full: np.ndarray, batch_multiple: int, sentence_multiple: int) -> list[
     missing = -len(batches) % batch_multiple
     if len(batches) + missing > pairs:
         raise UserError(
-            f"{number_of(pairs, 'pair')} cannot make a multiple of {batch_multiple} batches, one for "
-            "each process and accumulation step; give more data, or use fewer processes or steps"
+            f"{number_of(pairs, 'pair')} cannot make a multiple of {batch_multiple} batches, one for each process and "
+            "accumulation step; give more data, or lower training.gradient_accumulation_steps or the number of "
+            "processes"
         )
     heap = [(start - end, start, end) for start, end in batches]  # the largest first, then the longest sentences
     heapq.heapify(heap)

@@ -100,7 +100,10 @@ def read_codes(path: Path, prefix: str = "tokenizer.codes") -> list[tuple[str, s
         raise UserError(f"{prefix}: {path} cannot be read ({one_line(error)})") from error
     counted = COUNTED.fullmatch(lines[0]) is not None
     if not counted and lines[0] != VERSION:
-        raise UserError(f"{prefix}: {path} does not begin with {VERSION!r}, as a file of subword-nmt does")
+        raise UserError(
+            f"{prefix}: {path} is no file of merges; accepted: a file of subword-nmt, which begins with {VERSION!r}, "
+            "or a file of fastBPE, with a count in each line"
+        )
     merges = []
     for number, line in enumerate(lines[0 if counted else 1 :], start=1 if counted else 2):
         pair = line.split(" ")[: 2 if COUNTED.fullmatch(line) and counted else None]

@@ -40,13 +40,13 @@ class ClassificationArguments(Places):
     """
 
     format: Literal["tsv", "csv", "jsonl", "datasets"] = field(
-        default="tsv", metadata={"help": "kind of the files; datasets: of the Hub"}
+        default="tsv", metadata={"help": "format of the files; datasets: a data set on the Hub"}
     )
     train: str | None = field(default=None, metadata={"help": "file with a header, or split, to train on"})
     validation: str | None = field(default=None, metadata={"help": "file or split that chooses the checkpoint"})
     test: str | None = field(default=None, metadata={"help": "file or split that is scored at the end"})
     name: str | None = field(default=None, metadata={"help": "the data set on the Hub (format datasets)"})
-    config: str | None = field(default=None, metadata={"help": "its part"})
+    config: str | None = field(default=None, metadata={"help": "configuration of the data set (format datasets)"})
     root: str | None = field(
         default=None, metadata={"help": "folder that relative paths start at; else $HF_DEEPWIDE_DATA"}
     )

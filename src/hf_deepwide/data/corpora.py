@@ -246,8 +246,9 @@ def _read_tsv(args: DataArguments, file: str) -> tuple[tuple[str, str], Iterator
                 )
             if len(cells) != width:
                 raise UserError(
-                    f"{path}, line {number}: {len(cells)} tab-separated columns instead of {width}. Without "
-                    f"a header that names {quote(wanted[0])} and {quote(wanted[1])} a line is source, tab, target"
+                    f"{path}, line {number}: {len(cells)} tab-separated columns instead of {width}. All lines need "
+                    "the same number of columns. Without a header that names "
+                    f"{quote(wanted[0])} and {quote(wanted[1])}, each line needs two columns: source and target"
                 )
             yield number, cells[columns[0]], cells[columns[1]]
 

@@ -74,7 +74,8 @@ def encode(
     keep.log()
     if not len(kept):
         raise UserError(
-            f"none of the {len(encoded)} training pairs passes the length filters: {keep}; raise data.max_length"
+            f"none of the {len(encoded)} training pairs passes the length filters: {keep}; raise data.max_length or "
+            "data.max_length_ratio"
         )
     if args.pairs is not None and len(args.pairs) > 1:
         check_shares(encoded["pair"][:], kept, args.pairs)

@@ -86,7 +86,10 @@ def tokenizer_of_dictionary(
         pieces_of_merges = (piece for pair in merges for piece in (*pair, "".join(pair)))
         known = [symbol if symbol in special else _piece(symbol) for symbol in symbols]
         if len(set(known)) < len(known):
-            raise UserError(f"two symbols of the dictionary become one piece; {END_OF_WORD} marks the ends of words")
+            raise UserError(
+                f"two symbols of the dictionary become one piece, because {END_OF_WORD} marks the end of a word, and "
+                f"a symbol ends in {END_OF_WORD} already; give the dictionary and the codes of one model"
+            )
         vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys([*known, *pieces_of_merges]))}
         made = bpe_tokenizer(vocabulary, merges)
     tokens = sorted(special - set(SPECIAL_TOKENS.values()))

@@ -91,8 +91,8 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
         return {}
     if getattr(tokenizer, "legacy_behaviour", False):
         raise UserError(
-            "the tokenizer has legacy_behaviour, and puts the code of a language behind the text, where NLLB was not "
-            "trained with it; load it with legacy_behaviour=False, and save it"
+            "the tokenizer has legacy_behaviour=True and puts the language code after the text, but NLLB was trained "
+            "with the code before the text. Load the tokenizer with legacy_behaviour=False, and save it again"
         )
     try:
         if args.pairs is None:
@@ -103,16 +103,16 @@ def set_codes(tokenizer: PreTrainedTokenizerBase, args: DataArguments) -> dict[s
     except ValueError as error:
         where = "data.pairs" if args.pairs else "data.source_lang, data.target_lang"
         otherwise = (
-            "files of text end in the code"
+            "the names of text files must end in this code"
             if args.format == "text"
-            else "columns that are called otherwise are named by data.source_field and data.target_field"
+            else "if the columns have other names, set data.source_field and data.target_field"
         )
-        raise UserError(f"{where}: {error}; {otherwise}, and tokenizer.new_languages adds a code") from error
+        raise UserError(f"{where}: {error} ({otherwise}; to add a code, set tokenizer.new_languages)") from error
     for field, accepted in (("language_tag", ("source", "none")), ("posteriors", ("none",))):
         if (value := getattr(args, field)) not in accepted:
             raise UserError(
                 f"data.{field} is {value}, but the {type(tokenizer).__name__} has language codes of its own, which "
-                "name the target; leave it out"
+                f"tell the model the target language; leave data.{field} out"
             )
     for name, side in zip(("src_lang", "tgt_lang"), sides, strict=True):
         if len(side) > 1:

@@ -35,7 +35,7 @@ def copies_by_temperature(pairs: Sequence[int], temperature: float, names: Seque
     for pair in np.flatnonzero(sizes):
         name, share = names[pair] if names else f"pair {pair}", 100 * seen[pair] / seen.sum()
         size = number_of(sizes[pair], "sentence")
-        logger.info("%s: %s, seen %.2f times an epoch: %.1f %%", name, size, copies[pair], share)
+        logger.info("%s: %s, each seen %.2f times an epoch; %.1f %% of the training", name, size, copies[pair], share)
     return copies[pairs]
 
 

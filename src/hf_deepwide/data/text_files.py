@@ -86,7 +86,8 @@ def find_file(path: Path) -> Path:
         if found == "a file":
             return candidate
         if found is not None:
-            raise UserError(f"no file {one_line(candidate)}: it is {found}, and a corpus is read more than once")
+            again = "; a pipe cannot be read twice" if found == "a pipe" else ""
+            raise UserError(f"no file {one_line(candidate)}: it is {found}. Give the name of a file{again}")
     raise UserError(f"no file {one_line(path)} or {one_line(path.name)}.gz. {where_paths_start()}")
 
 

@@ -82,7 +82,7 @@ class Engine:
         if self.starts_from_target and choice.tag_id is not None:
             choice = choice._replace(tag_id=None, settings={"decoder_start_token_id": choice.tag_id})
         if self.starts_from_target and not self.prefix(choice):
-            raise ValueError("the decoder starts from the token of the target language: say the target language")
+            raise ValueError("the decoder starts from the token of the target language: give the target language")
         return choice
 
     def prefix(self, choice: Choice) -> list[int]:

@@ -418,4 +418,4 @@ def print_comparisons(baseline: str, comparisons: dict[str, dict]) -> None:
                 f"{randomization} (randomisation)"
             )
     if len(comparisons) > 1:
-        print(f"p is of each system alone: it does not allow for comparing {len(comparisons)} systems")
+        print(f"p is not corrected for the comparison of {len(comparisons)} systems")

@@ -177,8 +177,8 @@ def _warn_of_references(hypotheses: Sequence[str], references: Sequence[str]) ->
     if (ours == 0) != (theirs == 0):
         side, other = ("translations", "references")[:: 1 if ours else -1]
         logger.warning(
-            "%s: %s not in Unicode's form NFC, and all %s are: the same letters count as others, which lowers the "
-            "scores; write both sides in NFC (unicodedata.normalize)",
+            "%s: %s not in Unicode's form NFC, but all %s are. Equal letters then count as different, which lowers "
+            "the scores; convert both sides to NFC (unicodedata.normalize)",
             *(side, _are(ours or theirs), other),
         )
 

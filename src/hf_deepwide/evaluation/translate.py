@@ -139,11 +139,14 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """Return the `count` best hypotheses of each source, with scores if `count` > 1; or one sampled hypothesis."""
     if sampling is not None and args.num_beams > 1:
-        raise UserError(f"a translation is drawn, or searched for with {args.num_beams} beams; with sampling set 1")
+        raise UserError(f"sampling works without beam search, and num_beams is {args.num_beams}; set num_beams to 1")
     sources = _checked(sources, first_line)
     if isinstance(model, Engine):
         if sampling is not None:
-            raise UserError(f"{model.folder}: CTranslate2 draws in its own way; sample with the exported model itself")
+            raise UserError(
+                f"{model.folder}: sampling is not supported with CTranslate2; sample with the model from which this "
+                "folder was exported"
+            )
         return _search_by_engine(model, sources, args, source_lang, target_lang, count, first_line)
     try:
         languages = Languages(model.config, model.generation_config, tokenizer)
@@ -237,11 +240,14 @@ def _search_by_engine(
     """Search as `_search` does, with CTranslate2."""
     if args.precision != "float32":
         raise UserError(
-            f"precision is {args.precision}, and CTranslate2 computes as the folder was exported; leave it out, and "
-            "export with another quantization"
+            f"precision is {args.precision}, but CTranslate2 uses the number type of the exported folder. Leave "
+            "precision out. For another number type, export with another quantization"
         )
     if args.num_beams > 1 and not args.early_stopping:
-        raise UserError("early_stopping is false, and CTranslate2 stops at num_beams finished hypotheses; set true")
+        raise UserError(
+            "early_stopping is false, but CTranslate2 always stops at num_beams finished hypotheses; set "
+            "early_stopping to true"
+        )
     try:
         choice = engine.choose(source_lang, target_lang)
     except ValueError as error:

@@ -76,8 +76,8 @@ def check_fit(config: DeepWideConfig, model_type: str) -> None:
     """
     if reasons := list(_misfits(config, model_type)):
         fitting = [other for other in STOCK if not any(_misfits(config, other))]
-        hint = f"as {' or '.join(fitting)} it fits" if fitting else "it fits none of " + ", ".join(STOCK)
-        raise UserError(f"the model is no {model_type}: {'; '.join(reasons)}; {hint}")
+        hint = f"accepted: {' or '.join(fitting)}" if fitting else "it fits none of " + ", ".join(STOCK)
+        raise UserError(f"the model cannot be saved as {model_type}: {'; '.join(reasons)}; {hint}")
 
 
 def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:

@@ -71,7 +71,11 @@ def from_fairseq(
         try:  # each weight needs a place, and each place a weight
             check_tensors(tensors, FAMILIES[config.model_type].lm, config, without=SHARED)
         except ValueError as error:
-            raise UserError(f"by its arguments, {error}") from error
+            reason = str(error).partition("; merge")[0]  # the rest is advice about other checkpoints
+            raise UserError(
+                f"its arguments do not fit its weights: {reason}. Save the checkpoint again with the arguments of its "
+                "training"
+            ) from error
         tokenizer = None
         if dictionary is not None:
             files = [dictionary] if isinstance(dictionary, str | os.PathLike) else list(dictionary)
@@ -179,8 +183,8 @@ def _add_tokenizer(
         raise UserError(f"{len(files)} dictionaries are given; accepted: one, or the source's and the target's")
     if arguments.get("encoder_langtok"):
         raise UserError(
-            "its argument encoder_langtok lets sources end with a token of a language, which our tokenizers do not; "
-            "convert the model without a dictionary"
+            "its argument encoder_langtok puts a language token at the end of each source, which the tokenizers of "
+            "this library cannot do; convert the model without a dictionary"
         )
     languages = _language_tokens(arguments)
     source, target = (read_dictionary(file, languages) for file in (files[0], files[-1]))

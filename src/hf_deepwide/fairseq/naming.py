@@ -88,8 +88,8 @@ def one_of_many(weights: Tensors) -> tuple[Tensors, list[str]]:
         ]
         if differs or sum(map(len, by_pair.values())) != len(weights):
             raise UserError(
-                f"its language pairs have weights of their own ({pair}: {some(differs) or 'others'}); only a model "
-                "that was trained with --share-encoders and --share-decoders is one model"
+                f"its language pairs have weights of their own ({pair}: {some(differs) or 'others'}); accepted are "
+                "models that were trained with --share-encoders and --share-decoders"
             )
     return first, list(by_pair)
 

@@ -335,8 +335,8 @@ def check_used(config: PreTrainedConfig, used_with: dict[str, tuple[str, tuple[A
         if value != default and have not in values:
             accepted = " or ".join(f"`{other}={accepted!r}`" for accepted in values)
             raise ValueError(
-                f"`{name}` is {quote(value)}, and without {accepted} it changes nothing: `{other}` is {quote(have)}; "
-                f"set {accepted}, or `{name}={default!r}`"
+                f"`{name}` is {quote(value)}, but has no effect while `{other}` is {quote(have)}; set {accepted}, or "
+                f"`{name}={default!r}`"
             )
 
 

@@ -127,8 +127,8 @@ class DepthwiseLSTMConfig(DeepWideConfig):
             )
         if not self.normalize_before:
             raise ValueError(
-                "`normalize_before` must be True: there is no residual connection to normalise behind; "
-                "`attn_input_norm=False` takes the norms before the attentions away"
+                "`normalize_before` must be True: there is no residual connection for a post-norm. To remove the "
+                "norms before the attentions, set `attn_input_norm=False`"
             )
         if self.ffn_drop_branch is not None:
             raise ValueError(

@@ -160,7 +160,8 @@ class LatentDepthConfig(DeepWideConfig):
         """Check that layers are pre-norm, that a stack is latent, and that only a latent stack has a target depth."""
         if not self.normalize_before:
             raise ValueError(
-                "`normalize_before` must be True: behind a post-norm, a skipped layer would still normalise; got False"
+                "`normalize_before` must be True: with post-norm, a skipped layer would still change its input; got "
+                "False"
             )
         if not (self.latent_encoder or self.latent_decoder):
             raise ValueError("`latent_encoder` and `latent_decoder` are both False; one must be True, or use vanilla")

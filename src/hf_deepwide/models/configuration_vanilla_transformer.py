@@ -187,7 +187,10 @@ class VanillaTransformerConfig(DeepWideConfig):
                 f"`residual={self.residual!r}` is a way to join post-norm sub-layers; set `normalize_before=False`"
             )
         if self.residual == "rezero" and self.normalize_before:
-            raise ValueError("`residual='rezero'` has no LayerNorms; set `normalize_before=False`")
+            raise ValueError(
+                "`residual='rezero'` has no LayerNorms, so `normalize_before=True` means nothing; set "
+                "`normalize_before=False`"
+            )
         least = min(self.encoder_layers, self.decoder_layers)
         check_bounds(self, 1, max(1, least), "aggregation_dilation", "aggregation_period")
         if self.encoder_solver is not None and self.residual != "add":

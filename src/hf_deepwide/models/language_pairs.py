@@ -149,10 +149,10 @@ class Languages:
         choice = self.choose(source_lang, target_lang)
         count, names = _get(self.config, "num_posteriors") or 1, _get(self.config, "posterior_names")
         if count > 1 and choice.posterior is None:
-            remedy = f"say the {_by_name(['target'])} or the {_by_name(['source'])}; known: {_listing(names or ())}"
+            remedy = f"give the {_by_name(['target'])} or the {_by_name(['source'])}; known: {_listing(names or ())}"
             if not names:
-                remedy = "name them in its config.json (posterior_names), and say the name as the target language"
-            raise ValueError(f"the model has {count} posteriors, and it is not said which one is to be used: {remedy}")
+                remedy = "write posterior_names into its config.json, and give one of them as the target language"
+            raise ValueError(f"the model has {count} posteriors, and no language chooses one of them: {remedy}")
         return choice
 
     def tag_and_text(self, choice: Choice, text: str) -> tuple[int | None, str]:
@@ -166,7 +166,9 @@ class Languages:
         if written is not None and choice.tag_id in (None, written):
             return written, text[match.end() :].lstrip()
         if choice.tag_id is None and len(self.tags) > 1:
-            logger.warning_once(f"no target language was asked for, and the model knows {_listing(self.tags)}")
+            logger.warning_once(
+                f"no target language is given, so the model chooses one; the model knows {_listing(self.tags)}"
+            )
         return choice.tag_id, text
 
     def _of_pair(self, settings: dict[str, Any]) -> Choice:
@@ -185,7 +187,7 @@ class Languages:
             if language is None:
                 pairs = map("-".join, self.trained_pairs)
                 known = f"trained on: {_listing(pairs)}" if self.trained_pairs else f"known: {_listing(self.codes)}"
-                raise ValueError(f"the tokenizer knows several languages: say the {_by_name([side])}; {known}")
+                raise ValueError(f"the tokenizer knows several languages: give the {_by_name([side])}; {known}")
         with speaking(self.tokenizer, source, target):
             settings = target_settings(self.tokenizer)
         return Choice(settings, source, target)
@@ -473,7 +475,7 @@ def _only(
         sides = zip(SIDES, zip(*fitting, strict=True), strict=True)
         wanting = [side for side, languages in sides if len(set(languages)) > 1]
         raise ValueError(
-            f"the model knows several language pairs: say the {_by_name(wanting)}; known: "
+            f"the model knows several language pairs: give the {_by_name(wanting)}; known: "
             f"{_listing(map('-'.join, pairs))}"
         )
     return first

@@ -193,9 +193,9 @@ class LayerSelection(nn.Module):
 
     def _warn_of_no_layer(self) -> None:
         logger.warning_once(
-            f"no layer is left of the {self.stack} in evaluation: all logits of a posterior are below 0, and "
-            "`inference_selection` is 'hard', so its output is its embeddings. Set it to 'tempered', which weighs all "
-            f"layers, or train with a larger `target_{self.stack}_layers`"
+            f"in evaluation a posterior selects no layer of the {self.stack}, so the {self.stack} returns only its "
+            "embeddings. Set `inference_selection` to 'tempered', which uses all layers, or train with a larger "
+            f"`target_{self.stack}_layers`"
         )
 
 

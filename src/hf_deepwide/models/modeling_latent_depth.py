@@ -210,9 +210,9 @@ class LatentDepthLoss(LatentDepthPreTrainedModel):
             return
         if labels is None:
             warn_once(
-                f"{type(self).__name__} is trained without labels, and so without KL and target depth. A Trainer "
-                "keeps the labels to itself with `label_smoothing_factor`: set it to 0, and smooth in the model by "
-                "trainer.add_callback(model.training_callback(label_smoothing=…))"
+                f"{type(self).__name__} gets no labels, so the loss has no terms for KL and target depth. A Trainer "
+                "with `label_smoothing_factor` does not pass the labels: set it to 0, and call "
+                "trainer.add_callback(model.training_callback(label_smoothing=0.1))"
             )
         elif not hasattr(self, "_training_step") and self.config.changes_over_training:
             warn_once(

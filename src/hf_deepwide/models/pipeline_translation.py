@@ -319,7 +319,7 @@ class TranslationPipeline(Pipeline):
         # If both are set, `generate` uses `max_new_tokens`.
         name = "max_length" if said.get("max_new_tokens") is None else "max_new_tokens"
         if longest is not None and (said.get(name) or 0) > longest:
-            logger.warning_once(f"`{name}` is {said[name]}, and the model takes at most {longest} tokens")
+            logger.warning_once(f"`{name}` is {said[name]}, and the model takes at most {longest}: {longest} is used")
             defaults[name] = longest
         return defaults
 

@@ -224,8 +224,8 @@ def no_cache(cache: Cache | None) -> None:
     """
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError(
-            "the cache begins with tokens, and gradient checkpointing trains without a cache; turn gradient "
-            "checkpointing off"
+            "the cache begins with tokens (a prefix), but gradient checkpointing uses no cache, so these tokens would "
+            "be lost; turn gradient checkpointing off"
         )
 
 

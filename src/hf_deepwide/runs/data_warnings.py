@@ -37,7 +37,8 @@ def warn_of_overlap(seen: Dataset, held_out: Dataset, split: str, other: str = "
     """Warn if pairs of a held-out split are also in `seen`, the set that trains the model or selects it."""
     if overlap := count_overlap(seen, held_out):
         logger.warning(
-            "%d of %d pairs of the %s split are also in the %s set: its scores say little of other text",
+            "%d of %d pairs of the %s split are also in the %s set, so its scores may be too high for new text; "
+            "remove these pairs from one of the two",
             overlap,
             len(held_out),
             split,
@@ -87,9 +88,9 @@ def warn_of_unknown_tokens(texts: Dataset, encoded: Dataset, tokenizer: PreTrain
         if unknown > UNKNOWN * len(tokens):
             letters = letters_without_token(islice(texts[side], SENTENCES), tokenizer)
             logger.warning(
-                "%.1f %% of the %s tokens are %s: the tokenizer lacks letters%s. The model cannot learn them: replace "
-                "them in all files, and back in translations; or train from scratch with a tokenizer of your own "
-                "(without tokenizer.path and model.init_from)",
+                "%.1f %% of the %s tokens are %s: the tokenizer lacks letters%s, and the model cannot learn these "
+                "letters. Replace them in all files, and restore them in the translations. Or train from scratch with "
+                "a new tokenizer (remove tokenizer.path and model.init_from)",
                 100 * unknown / len(tokens),
                 side,
                 tokenizer.unk_token,

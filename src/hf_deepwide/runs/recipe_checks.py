@@ -62,7 +62,7 @@ def check_model(fields: dict[str, Any], kind: "type[Recipe]", source: str) -> No
     known = [field.name for field in dataclasses.fields(cls)]
     for key in fields:
         if key in kind.refused:
-            raise UserError(f"{source}: model.{key} has no effect here: {kind.refused[key]}")
+            raise UserError(f"{source}: model.{key} is not accepted here: {kind.refused[key]}")
         having = [name for name in all_families() if key in CONFIG_MAPPING[name].__dataclass_fields__]
         if key not in known and family in all_families() and having:
             raise UserError(
@@ -115,7 +115,7 @@ def check_section(values: dict[str, Any], section: str, cls: type, refused: dict
     known = [field.name for field in dataclasses.fields(cls) if field.init]
     for key, value in values.items():
         if key in refused:
-            raise UserError(f"{source}: {section}.{key} has no effect here: {refused[key]}")
+            raise UserError(f"{source}: {section}.{key} is not accepted here: {refused[key]}")
         check_name(f"{source}: {section}", "key", key, [name for name in known if name not in refused])
         _check_type(key, value, hints[key], f"{source}: {section}")
 

@@ -211,8 +211,8 @@ class RunFolder:
             logger.info("%s is scored again, as the recipe has changed: %s", run, some_of(changes))
             return
         raise UserError(
-            f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace it. "
-            "It is scored again if the section evaluation changes, and nothing else"
+            f"{run} holds a finished run ({RESULTS}); give another training.output_dir, or --overwrite to replace the "
+            "run. A finished run is scored again only if all changes are in the section evaluation"
         )
 
     def earlier_recipe(self) -> dict[str, dict[str, Any]]:
@@ -224,7 +224,10 @@ class RunFolder:
         kept = self.path / RECIPE
         earlier = parse_yaml(read_text(kept, "recipe", LARGEST), str(kept)) if kept.is_file() else None
         if not isinstance(earlier, dict) or not all(isinstance(keys, dict) for keys in earlier.values()):
-            raise UserError(f"{kept} is no recipe, so what was trained here is not known; give another output_dir")
+            raise UserError(
+                f"{kept} is missing or is no recipe, so the run in this folder cannot be resumed; give another "
+                "training.output_dir"
+            )
         return earlier
 
     def _refuse_another_recipe(self, recipe: Recipe, apart_from: set[str], ended: bool) -> None:
@@ -275,11 +278,10 @@ class RunFolder:
         compared = ("batches_per_update", "precision", "attention", "padding")
         if changes := [f"{name}: {mark[name]}, now {now[name]}" for name in compared if mark[name] != now[name]]:
             raise UserError(
-                f"{self.path} holds an unfinished run that would continue in another way than it began "
-                f"({'; '.join(changes)}). "
-                "Start the same number of processes, or set training.gradient_accumulation_steps, bf16, "
-                "attn_implementation and pad_to_multiple_of so that nothing changes; or give another "
-                "training.output_dir, or --overwrite to start afresh"
+                f"{self.path} holds an unfinished run that began with other settings: {'; '.join(changes)}. Start the "
+                "same number of processes, or restore the settings by training.gradient_accumulation_steps, bf16, "
+                "attn_implementation and pad_to_multiple_of. Otherwise give another training.output_dir, or "
+                "--overwrite to start afresh"
             )
 
     def _goes_on_in_new(self, recipe: Recipe) -> bool:
@@ -364,8 +366,9 @@ def refuse_to_discard(new: Path) -> NoReturn:
         UserError: always.
     """
     raise UserError(
-        f"{new} holds a run that replaces the one beside it, and was interrupted. Go on with it by its own recipe "
-        f"({new / RECIPE}), replace it by another one with --overwrite, or remove {new} to keep the older run"
+        f"{new} holds an interrupted run that was to replace the older run in {new.parent}. Resume the interrupted "
+        f"run with its recipe ({new / RECIPE}), start a new run with --overwrite, or remove {new} to keep the older "
+        "run"
     )
 
 

@@ -84,8 +84,8 @@ def warn_of_few(count: int, what: str, recipe: Recipe) -> None:
     """Warn of a small corpus if a model is trained on it from scratch."""
     if count < FEW and recipe.init_from is None:
         logger.warning(
-            "%d %s are few: a model that starts from nothing learns frequent words and phrases from them, and little "
-            "more, unless the text is of a narrow kind. Find more text, or start from a trained model "
+            "%d %s are few: trained from scratch, the model will learn little more than frequent words and phrases, "
+            "unless all text is of one narrow domain. Find more text, or start from a trained model "
             "(model.init_from)",
             count,
             what,

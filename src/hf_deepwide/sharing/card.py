@@ -96,7 +96,7 @@ def write_card(staged: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
                 f"share: {there} was edited, and is of another model ({', '.join(other)} in {CONFIG} differ); give "
                 "another folder, or remove the card to have it written anew"
             )
-        logger.warning("share: %s stays, as share did not write it so; remove it to have it written anew", there)
+        logger.warning("share: %s was edited, so it is kept; remove it to get a new card", there)
         _copy_linked(there, staged, earlier)
         return
     named = None if there is None else card_text.license_of(there.read_text(encoding="utf-8"))

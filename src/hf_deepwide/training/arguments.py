@@ -250,8 +250,8 @@ class TranslationTrainingArguments(
         if self.save_total_limit == 1 and self.metric_for_best_model:
             # at the end the parent deletes all checkpoints but the best, and with them the history and optimizer
             raise ValueError(
-                "save_total_limit 1 would keep the best checkpoint alone, and a run goes on from its newest; set it "
-                "to 2 or more, or leave it out"
+                "save_total_limit 1 would keep the best checkpoint alone, but an interrupted run resumes from its "
+                "newest checkpoint; set save_total_limit to 2 or more, or leave it out"
             )
         metric = (self.metric_for_best_model or "loss").removeprefix("eval_")
         if metric not in ("loss", "bleu"):
@@ -259,8 +259,8 @@ class TranslationTrainingArguments(
         if self.greater_is_better is not None and self.greater_is_better != (metric == "bleu"):
             best = "largest" if self.greater_is_better else "smallest"
             raise ValueError(
-                f"greater_is_better: {str(self.greater_is_better).lower()} would keep the checkpoint of the {best} "
-                f"{metric}, the worst; leave it out"
+                f"greater_is_better: {str(self.greater_is_better).lower()} would keep the worst checkpoint, with the "
+                f"{best} {metric}; leave greater_is_better out"
             )
         if metric == "bleu" and not (self.predict_with_generate and self.generation_every == 1):
             raise ValueError("metric_for_best_model: bleu needs predict_with_generate: true and generation_every: 1")

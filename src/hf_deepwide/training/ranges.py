@@ -94,8 +94,9 @@ def check_steps(args: TrainingArguments) -> None:
         if getattr(strategy, "value", strategy) == "epoch" and steps != default:
             unset = "null" if default is None else f"{default}, the default"
             raise ValueError(
-                f"{kind}_steps is {steps:g}, and {kind}_strategy epoch does not read it; set {kind}_strategy: steps, "
-                f"or leave {kind}_steps out (to undo what another recipe sets: {unset})"
+                f"{kind}_steps is {steps:g}, but has no effect with {kind}_strategy epoch. Set {kind}_strategy: "
+                f"steps, or leave {kind}_steps out. If the recipe that is extended sets {kind}_steps, set it to "
+                f"{unset}"
             )
 
 
@@ -120,8 +121,8 @@ def check_batches(args: Seq2SeqTrainingArguments) -> None:
         )
     if str(args.optim).split(".")[-1].lower().startswith("schedule_free"):
         raise ValueError(
-            f"optim is {args.optim}, whose weights are right only after optimizer.eval(), and checkpoints are saved "
-            "at any step; accepted: another optimizer. average_last takes the mean of checkpoints"
+            f"optim is {args.optim}, but checkpoints of a schedule-free optimizer would hold wrong weights; accepted: "
+            "another optimizer. To average weights, set average_last"
         )
     for name in ("split_batches", "dispatch_batches"):
         if getattr(args.accelerator_config, name):
@@ -181,8 +182,8 @@ def follow_metric(args: TrainingArguments) -> None:
     mode, given = "max" if args.greater_is_better else "min", args.lr_scheduler_kwargs or {}
     if given.get("mode", mode) != mode:
         raise ValueError(
-            f"lr_scheduler_kwargs: mode is {quote(given['mode'])}, and of metric_for_best_model, "
-            f"{args.metric_for_best_model}, {'more' if args.greater_is_better else 'less'} is better; leave it out"
+            f"lr_scheduler_kwargs: mode is {quote(given['mode'])}, but for metric_for_best_model "
+            f"{args.metric_for_best_model}, {'more' if args.greater_is_better else 'less'} is better; leave mode out"
         )
     args.lr_scheduler_kwargs = {**given, "mode": mode}
 
@@ -220,8 +221,8 @@ def _try_optimizer(args: TrainingArguments) -> None:
             raise ValueError(f"lr_scheduler_kwargs: {quote(name)} is {quote(value)}; accepted: {Range(-RATE, RATE)}")
         if name in ("min_lr", "lr_end") and isinstance(value, int | float) and value > args.learning_rate:
             raise ValueError(
-                f"lr_scheduler_kwargs: {name}, {quote(value)}, is more than learning_rate, {args.learning_rate}: the "
-                "rate would rise to its end"
+                f"lr_scheduler_kwargs: {name} is {quote(value)}, more than learning_rate ({args.learning_rate}), so "
+                f"the rate would rise to the end of training; lower {name}"
             )
     try:
         get_scheduler(

@@ -74,10 +74,9 @@ class Saving:
         was, now = (Path(checkpoint) / SHARDED_OPTIMIZER).is_file(), self.trainer.sharding.enabled
         if was != now:
             raise UserError(
-                f"{checkpoint} {'holds shards' if was else 'holds no shards'} of the optimizer, and this run "
-                f"{'shards' if now else 'does not shard'} it. Go on with the kind of accelerate config that the run "
-                f"began with (distributed_type: {'FSDP' if was else 'any but FSDP'}), give another "
-                "training.output_dir, or --overwrite to start afresh"
+                f"{checkpoint} {'holds shards' if was else 'holds no shards'} of the optimizer, but this start "
+                f"{'uses' if now else 'does not use'} FSDP. Set distributed_type: {'FSDP' if was else 'any but FSDP'} "
+                "in accelerate's config, give another training.output_dir, or --overwrite to start afresh"
             )
 
     def reseeds(self, checkpoint: str | None) -> bool:
@@ -90,8 +89,8 @@ class Saving:
         set_seed((args.seed + step * 1_000_003 + args.process_index) % 2**32)
         if args.process_index == 0:
             logger.warning(
-                "processes: %d saved %s, and there are %d now; random numbers, as of dropout, go on from a new seed, "
-                "so the run ends with other weights",
+                "%d processes saved %s, and now there are %d. Dropout gets new random seeds, so the final weights "
+                "will differ from those of an uninterrupted run",
                 *(saved, checkpoint, args.world_size),
             )
         return True

@@ -63,9 +63,12 @@ class Manifest:
             of, self.entries = content["corpus"], content["files"]
             known = all(set(entry) == set(Entry.__annotations__) for entry in self.entries.values())
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise UserError(f"{one_line(path)} is broken ({one_line(error)}); {self._instead()}") from error
+            raise UserError(f"{one_line(path)} is damaged ({one_line(error)}); {self._another_folder()}") from error
         if of != corpus or not known:
-            raise UserError(f"{one_line(path)} is not of {corpus} as this version prepares it; {self._instead()}")
+            raise UserError(
+                f"{one_line(path)} belongs to another corpus than {corpus}, or another version wrote it; "
+                f"{self._another_folder()}"
+            )
 
     def state(self, file: str, made_of: Iterable[str], steps: Iterable[str]) -> Literal["finished", "missing"]:
         """Return "finished" if a file exists, made of these places by these steps, and unchanged; else "missing".
@@ -105,3 +108,6 @@ class Manifest:
 
     def _instead(self) -> str:
         return "give another --output, or move it away"
+
+    def _another_folder(self) -> str:
+        return f"give another --output, or move the whole folder {one_line(self.folder)} away"

@@ -293,8 +293,8 @@ class Preparation:
         for file, entry in entries.items():
             if file in self.finished and entry["sha256"] != self.manifest.entries[file]["sha256"]:
                 raise UserError(
-                    f"{one_line(self.folder / file)} was made of other text than there is now, and other files belong "
-                    "to it; give another --output, or move the whole folder away"
+                    f"{one_line(self.folder / file)} was made of other text than the source has now, and other files "
+                    "are aligned with it; give another --output, or move the whole folder away"
                 )
 
     def _forget_codes(self, task: Task, entries: dict[str, Entry]) -> None:
