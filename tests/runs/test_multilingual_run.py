@@ -273,6 +273,10 @@ def test_the_model_follows_the_data(finished, tmp_path):
     alone = recipe(tmp_path, model={"layer_prior": "aggregated"}, data={"posteriors": "none"})
     with pytest.raises(UserError, match=r"model\.layer_prior: aggregated .* set data\.pairs and data\.posteriors"):
         build_model(alone, tokenizer, alone.training_arguments())
+    fields = {"language_aware": True, "normalize_before": False}
+    alike = recipe(tmp_path, family="vanilla_transformer", model=fields, data={"posteriors": "none"})
+    with pytest.raises(UserError, match=r"model\.language_aware: true .* set data\.pairs, and data\.posteriors"):
+        build_model(alike, tokenizer, alike.training_arguments())
     none = recipe(tmp_path, family="mat", data={"posteriors": "target"})
     with pytest.raises(UserError, match=r"data\.posteriors: a model of the family mat has none"):
         build_model(none, tokenizer, none.training_arguments())

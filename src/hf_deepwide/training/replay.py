@@ -47,8 +47,9 @@ class Replay:
 def replay(folder: str | Path, rank: int = 0, device: str = "cpu") -> Replay:
     """Compute the batches of one process again: same weights, same random numbers, same precision, no update.
 
-    Dropout draws other numbers than in the run in two cases: with `lora_dropout`, and if memory ran out in the step
-    after the step had already computed parts of another size.
+    Dropout draws the same numbers as in the run only on the same kind of device: a fault on a GPU needs `device` cuda.
+    Even there it draws other numbers in two cases: with `lora_dropout`, and if memory ran out after a part of a batch
+    was computed.
 
     Raises:
         UserError: the folder holds no fault or no batches of that process, or its files do not fit together.
