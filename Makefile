@@ -2,7 +2,7 @@
 # make test         environment, then the tests, those of README and docs too (ARGS=tests/pages chooses those)
 # make check        environment, then style, types of the public surface, and which package imports which
 # make browser      environment, then the demo's page in a real browser: /usr/bin/chromium, or what CHROMIUM names
-# make hf-tests     environment, then Hugging Face's own model tests on every family (ARGS="-k mat" chooses)
+# make hf-tests     environment, then Hugging Face's own model tests on every family (ARGS="-k Test_multipath" chooses)
 # make test-oldest  an environment of its own with the oldest versions that pyproject.toml allows, then the tests
 # make test-newest  an environment of its own with the newest releases, then the tests
 # make bench        environment, then the speed benchmarks (minutes; close other programs)

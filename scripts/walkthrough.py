@@ -6,6 +6,8 @@
 #     python scripts/walkthrough.py                                       # on phrases made here
 #     python scripts/walkthrough.py --source corpus.de --target corpus.en --source_lang de --target_lang en
 #
+# The script needs the extra `phrases`: `pip install '.[phrases]'` in this repository.
+#
 # As a notebook: open it in VS Code, which runs the cells between `# %%`, or convert it by
 # `jupytext --to notebook scripts/walkthrough.py`; options are then set in the first cell, in `ARGUMENTS`.
 #
@@ -115,7 +117,7 @@ for source, target in zip(sources[:3], targets[:3], strict=True):
 # %% [markdown]
 # How to find mistakes in the data:
 #
-# - *Unequal numbers of lines*: the script has ended above, with `corpus.de has 812 lines but corpus.en has 811`.
+# - *Unequal numbers of lines*: the script has ended above, with `corpus.de: 812 lines; corpus.en: 811 lines`.
 # - *A shift*: each file has lost another line, so the numbers of lines are equal. The script does not notice this.
 #   Read some pairs in the middle and at the end, not only the first pairs above.
 # - *Pairs with one side far longer than the other* are often two sentences against one, or a heading against a
@@ -142,9 +144,12 @@ print(f"\n{same:,} pairs are the same on both sides\n")
 # ## Training, validation and test set
 #
 # The validation set is for choosing the checkpoint. The test set is used only once, at the end. No sentence may be in
-# two of the three sets: the score would measure how well the model remembers. If a sentence comes more than once, only
-# one copy is therefore kept. Sentences of one document are alike, too. If your text comes from documents, put whole
-# documents into the test set.
+# two of the three sets. Otherwise the score would measure how well the model remembers. So the script keeps each
+# source sentence only once.
+#
+# Sentences of one document are alike, too. The script splits at random, so sentences of one document can be in two
+# sets. If your text comes from documents, make the three sets yourself, with whole documents in the test set. Then
+# train by a recipe, as `docs/getting-started.md` shows.
 
 # %%
 mark = folder / "walkthrough.json"  # shows that this script made the folder, and from which data
@@ -171,7 +176,7 @@ for name, split in splits.items():
 #
 # A recipe is one YAML file that contains all settings of a run. The recipe here starts from a recipe of the library,
 # which explains each key. A small corpus needs a narrower model. Vocabulary, batches, epochs and warm-up are chosen
-# from the number of sentences. Values on the command line override all other values.
+# from the size of the corpus. Values on the command line override all other values.
 
 # %%
 suggested = suggest_settings(measure(splits["train"]["source"][:], splits["train"]["target"][:]))
@@ -230,7 +235,8 @@ results = {"vanilla": train(vanilla)}
 # A multi-branch attentive Transformer (MAT) has several attentions side by side, called branches. With proximal
 # initialization, each branch starts as a copy of the baseline's attention, so the model first computes the same as the
 # baseline. Training continues at a lower learning rate, and drops branches at random, so that the branches become
-# different. All this needs only the key `init_from`.
+# different. In the recipe, `model.init_from` and `tokenizer.path` name the baseline, and `model.attention_branches`
+# sets the number of copies.
 
 # %%
 base = str(vanilla.output_dir)
@@ -246,12 +252,13 @@ results["mat"] = train(mat)
 # %% [markdown]
 # ## Which is better?
 #
-# Two systems that translate the same sentences are compared sentence by sentence. A small p means that a difference
-# as large as this would seldom come by chance *in the choice of the test set*. It does not measure chance in training.
-# To measure that, train both systems with other seeds (`--training.seed 2`). And be fair: here the MAT has been
-# trained for longer than the baseline, and has more parameters. To see the effect of longer training alone, train the
-# baseline further, too. Use its own recipe, with `model.init_from`, `tokenizer.path`, epochs and learning rate of the
-# MAT.
+# The test compares the two systems sentence by sentence. A small p means that chance *in the choice of the test set*
+# would seldom give a difference as large as this. The test does not measure chance in training. To measure that, train
+# both systems with other seeds, each in a folder of its own (`--training.seed 2 --folder runs/seed-2`).
+#
+# And be fair: here the MAT has been trained for longer than the baseline, and has more parameters. To see the effect
+# of longer training alone, train the baseline further, too. Use its own recipe, with `model.init_from`,
+# `tokenizer.path`, epochs and learning rate of the MAT.
 
 # %%
 references = list(read_lines(folder / "data" / f"test.{target_lang}"))
@@ -309,10 +316,14 @@ print(f"without hf_deepwide: {answer.stdout.strip()}")
 # ## Next steps
 #
 # - Read the card, `to-upload/README.md`. Describe the data there, and the licence of the model.
-# - Upload the model: `hf auth login`, then `python scripts/share.py runs/walkthrough/mat --repo_id you/your-model`.
+# - Upload the model with your card: `hf auth login`, then
+#   `python scripts/share.py runs/walkthrough/mat runs/walkthrough/to-upload --overwrite --repo_id you/your-model`.
 # - Train larger models for longer: `scripts/recipes/` has recipes of all sizes and families. Keep the splits in
 #   `data/`.
 # - Score the model as other people do: `python scripts/evaluate_translation.py --help`.
 
 # %%
-print(f"\nall of it is in {folder}; to upload: python scripts/share.py {mat.output_dir} --repo_id you/your-model")
+print(
+    f"\nall of it is in {folder}; to upload: python scripts/share.py {mat.output_dir} {shared} --overwrite "
+    "--repo_id you/your-model"
+)

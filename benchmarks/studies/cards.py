@@ -38,16 +38,22 @@ def _card(study: Study, rows: Rows, results: Path, name: str) -> str:
     card = card_of_results(_at_home(study, record), f"{study.name}_{name}")
     command = f"python {STUDIES}/again.py {STUDIES}/{study.name}.yaml {name} --runs runs/studies"
     unpublished = (
-        "The model is not published. This command trains all its seeds in the setting that the study has chosen, and "
-        "scores them. [The page of results](../docs/results.md) says what `PATH` holds.\n\n"
+        "The model is not published. This command trains the model again with all seeds, in the setting that the "
+        "study chose. [The page of results](../docs/results.md) says what `PATH` holds.\n\n"
         f"```\nHF_DEEPWIDE_DATA=PATH {command}\n```\n"
     )
     cells = table_cells(study, rows, results)
     columns = ("system", "parameters", score_title(rows, study.metric), score_title(rows, study.beside), *COLUMNS)
     shown = [each for each in dict.fromkeys([study.baseline, name, f"{PRUNED}{name}"]) if each in cells]
+    table = [{column: cells[each][column] for column in columns} for each in shown]
+    about = ["± is a standard error over seeds."]
+    if any(row["difference in loss"] for row in table):
+        about.append("The difference to the baseline is that of the validation losses.")
+    if f"{PRUNED}{name}" in shown:
+        about.append("The setting of the pruned model is the layers left in encoder and decoder, for each seed.")
     scores = (
-        f"{markdown([{column: cells[each][column] for column in columns} for each in shown])}\n"
-        "± is a standard error over seeds. The difference to the baseline is that of the validation losses.\n"
+        f"{markdown(table)}\n"
+        f"{' '.join(about)}\n"
         "[The page of results](../docs/results.md) says how the settings were chosen.\n\n"
         f"The rest of this card is about the model of seed {seed}.\n"
     )
