@@ -344,9 +344,9 @@ def test_a_few_steps_of_training_lower_the_loss():
         ({"join_ffn": False}, "`join_ffn` must be True: there is no feed-forward sub-layer, got False"),
         (
             {"activation_function": "relu"},
-            "`activation_function` is 'relu', and without `decoder_lstm_hidden='single'",
+            "`activation_function` is 'relu', but has no effect while `decoder_lstm_hidden`",
         ),
-        ({"cell": "rnn", "forget_bias_init": 0.5}, "`forget_bias_init` is 0.5, and without `cell='lstm'` it changes"),
+        ({"cell": "rnn", "forget_bias_init": 0.5}, "`forget_bias_init` is 0.5, but has no effect while `cell`"),
     ],
 )
 def test_a_wrong_field_is_named(fields, message):

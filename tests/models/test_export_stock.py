@@ -96,7 +96,7 @@ def test_latent_depth_becomes_the_class_of_its_pruned_model():
 @pytest.mark.parametrize(
     ("model_type", "name", "fields", "words"),
     [
-        ("marian", "vanilla", PRE, ["normalize_before", "position_embedding_type", "as m2m_100 it fits"]),
+        ("marian", "vanilla", PRE, ["normalize_before", "position_embedding_type", "accepted: m2m_100"]),
         ("m2m_100", "vanilla", {}, ["normalize_before", "fits none"]),
         ("m2m_100", "vanilla", {**PRE, "lm_head_bias": True}, ["lm_head_bias"]),
         ("m2m_100", "vanilla", {**PRE, "pad_token_id": 3}, ["pad_token_id"]),

@@ -275,7 +275,7 @@ def test_the_model_follows_the_data(finished, tmp_path):
         build_model(alone, tokenizer, alone.training_arguments())
     fields = {"language_aware": True, "normalize_before": False}
     alike = recipe(tmp_path, family="vanilla_transformer", model=fields, data={"posteriors": "none"})
-    with pytest.raises(UserError, match=r"model\.language_aware: true .* set data\.pairs, and data\.posteriors"):
+    with pytest.raises(UserError, match=r"model\.language_aware: true .* set data\.posteriors to target"):
         build_model(alike, tokenizer, alike.training_arguments())
     none = recipe(tmp_path, family="mat", data={"posteriors": "target"})
     with pytest.raises(UserError, match=r"data\.posteriors: a model of the family mat has none"):

@@ -191,10 +191,10 @@ def posterior_fields(recipe: Recipe) -> dict[str, Any]:
     names = recipe.data.posterior_names
     if not names:
         _check_prior(recipe)
-        if recipe.model_fields.get("language_aware"):
+        if recipe.model_fields.get("language_aware") and getattr(recipe.data, "pairs", None):
             raise UserError(
                 f"{recipe.source}: model.language_aware: true gives each language its own norms, but data.posteriors "
-                "is none; set data.pairs, and data.posteriors to target, source or pair"
+                "is none; set data.posteriors to target, source or pair"
             )
         return {}
     family = family_of(CONFIG_MAPPING[recipe.family])
