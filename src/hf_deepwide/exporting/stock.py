@@ -99,7 +99,7 @@ def _misfits(config: DeepWideConfig, model_type: str) -> Iterator[str]:
         wanted["decoder_vocab_size"] = config.vocab_size
     for field, value in wanted.items():
         if (have := getattr(config, field, value)) != value:
-            yield f"`{field}` is {quote(have)}, and there it is {quote(value)}"
+            yield f"`{field}` is {quote(have)}, but there it is {quote(value)}"
     shares, ties = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
     if shares != ties and not (model_type == "marian" and ties):
         yield (
