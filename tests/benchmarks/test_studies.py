@@ -12,6 +12,7 @@ import threading
 import time
 import types
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 import again
@@ -39,6 +40,7 @@ from hf_deepwide.data.corpora import load_parallel
 from hf_deepwide.data.text_files import read_lines
 from hf_deepwide.errors import UserError
 from hf_deepwide.evaluation.metrics import score
+from hf_deepwide.evaluation.scoring import by_pair
 from hf_deepwide.families import FAMILIES
 from hf_deepwide.runs.compare import p_value
 from hf_deepwide.runs.recipe import check_recipe, differences, load_recipe, packaged_recipes
@@ -282,14 +284,18 @@ def test_kept_translations_have_the_score_of_their_run(path, monkeypatch):
     if not os.environ.get("HF_DEEPWIDE_DATA") and DATA.is_dir():
         monkeypatch.setenv("HF_DEEPWIDE_DATA", str(DATA))
     try:
-        references = load_parallel(recipe.data, "test")["target"][:]
+        texts = load_parallel(recipe.data, "test")
     except UserError:
         pytest.skip("needs the corpora (HF_DEEPWIDE_DATA)")
+    options = {"lowercase": recipe.evaluation.lowercase, "metrics": [study.metric]}
     for made in kept[:: math.ceil(len(kept) / 3)]:
-        found = score(
-            translations[made["run"]], references, lowercase=recipe.evaluation.lowercase, metrics=[study.metric]
-        )
-        assert found[study.metric] == pytest.approx(made["test"][study.metric])
+        lines = iter(translations[made["run"]])  # those of one language pair after the other
+        for pair, part in by_pair(texts, recipe.data).items():
+            references = part["target"][:]
+            scores = made["test"].get("pairs", {pair: made["test"]})[pair]
+            found = score(list(islice(lines, len(references))), references, **options)
+            assert found[study.metric] == pytest.approx(scores[study.metric]), (made["run"], pair)
+        assert next(lines, None) is None
 
 
 def test_records_belong_to_a_study():
