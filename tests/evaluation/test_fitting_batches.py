@@ -93,6 +93,22 @@ def test_each_sentence_is_computed_once():
     assert sum(map(len, fitted)) == len(lengths)
 
 
+def test_batches_that_were_computed_before_are_not_computed_again():
+    """Memory runs out in the third batch: another program may have taken it meanwhile."""
+    lengths, tried, args = [10] * 9 + [20] * 9, [], settings(max_tokens=60)
+
+    def compute(batch):
+        tried.append(batch)
+        if len(tried) == 3:
+            raise CUDA
+        return batch
+
+    yielded = [batch for batch, _ in in_fitting_batches(compute, lengths, args)]
+    assert args.max_tokens == 30
+    assert yielded == tried[:2] + tried[3:]
+    assert sorted(number for batch in yielded for number in batch) == list(range(18))
+
+
 def test_one_sentence_that_does_not_fit_is_an_error(sources):
     model, tokenizer = tiny_model(), tiny_tokenizer()
     model.model.encoder.register_forward_pre_hook(limited(9, []), with_kwargs=True)

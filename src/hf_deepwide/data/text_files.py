@@ -86,8 +86,9 @@ def find_file(path: Path) -> Path:
         if found == "a file":
             return candidate
         if found is not None:
-            again = "; a pipe cannot be read twice" if found == "a pipe" else ""
-            raise UserError(f"no file {one_line(candidate)}: it is {found}. Give the name of a file{again}")
+            raise UserError(
+                f"no file {one_line(candidate)}: it is {found}; give a file, which can be read more than once"
+            )
     raise UserError(f"no file {one_line(path)} or {one_line(path.name)}.gz. {where_paths_start()}")
 
 
