@@ -50,8 +50,15 @@ def check_weight_names(model: PreTrainedModel) -> None:
     check_tensors(model.state_dict(), type(model), model.config)
 
 
-def check_surplus(names: Set[str], cls: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, torch.Tensor]:
+MERGE = "merge adapters (`merge_and_unload()` of PEFT's PeftModel) and undo quantisation first"  # loaded models
+
+
+def check_surplus(
+    names: Set[str], cls: type[PreTrainedModel], config: PreTrainedConfig, advice: str = MERGE
+) -> dict[str, torch.Tensor]:
     """Refuse names of tensors that a new model does not have; return the new model's tensors, on the meta device.
+
+    `advice` ends the message.
 
     Raises:
         ValueError: there are such names; the message lists some.
@@ -59,15 +66,16 @@ def check_surplus(names: Set[str], cls: type[PreTrainedModel], config: PreTraine
     with torch.device("meta"):
         asked = cls(copy.deepcopy(config)).state_dict()
     if surplus := names - asked.keys():
-        raise ValueError(
-            f"it has weights that its config does not ask for: {some(surplus)}; merge adapters "
-            "(`merge_and_unload()` of PEFT's PeftModel) and undo quantisation first"
-        )
+        raise ValueError(f"it has weights that its config does not ask for: {some(surplus)}; {advice}")
     return asked
 
 
 def check_tensors(
-    tensors: Mapping[str, torch.Tensor], cls: type[PreTrainedModel], config: PreTrainedConfig, without: str = ""
+    tensors: Mapping[str, torch.Tensor],
+    cls: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    without: str = "",
+    advice: str = MERGE,
 ) -> None:
     """Refuse tensors with other names or shapes than in a new model, which is built on the meta device.
 
@@ -76,11 +84,12 @@ def check_tensors(
         cls: the model's class.
         config: the model's config.
         without: a name that may be missing, such as the name of a matrix that `tensors` has under other names.
+        advice: what to do about tensors that a new model does not have.
 
     Raises:
         ValueError: names or shapes differ; the message lists some names, or one tensor with its shape.
     """
-    asked = check_surplus(tensors.keys(), cls, config)
+    asked = check_surplus(tensors.keys(), cls, config, advice)
     asked.pop(without, None)
     if lacking := asked.keys() - tensors.keys():
         raise ValueError(f"it lacks weights that its config asks for: {some(lacking)}")

@@ -69,13 +69,10 @@ def from_fairseq(
         config = config_of(arguments, tensors)
         check_tying(config, tensors)
         try:  # each weight needs a place, and each place a weight
-            check_tensors(tensors, FAMILIES[config.model_type].lm, config, without=SHARED)
+            advice = "save the checkpoint again with the arguments of its training"
+            check_tensors(tensors, FAMILIES[config.model_type].lm, config, without=SHARED, advice=advice)
         except ValueError as error:
-            reason = str(error).partition("; merge")[0]  # the rest is advice about other checkpoints
-            raise UserError(
-                f"its arguments do not fit its weights: {reason}. Save the checkpoint again with the arguments of its "
-                "training"
-            ) from error
+            raise UserError(f"its arguments do not fit its weights: {error}") from error
         tokenizer = None
         if dictionary is not None:
             files = [dictionary] if isinstance(dictionary, str | os.PathLike) else list(dictionary)
